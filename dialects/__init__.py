@@ -1,0 +1,1 @@
+"""The `yolo` dialect: definition, builders, verifiers, layout rules."""

@@ -1,0 +1,503 @@
+"""The `yolo` dialect in Python: loading, builders with shape inference, verification.
+
+Every tensor's shape is logical: activations N, C, H, W; weights O, I, KH, KW. The physical order is
+the type's encoding (`layout.py`); builders give a result the layout of its first operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from yolomlir.dialects.layout import Layout
+
+from yolomlir.bindings import func, ir, irdl
+from yolomlir.diagnostics import UserError
+
+NAMESPACE = "yolo"
+DISPATCH = "yolo.dispatch"
+"""Unit attribute of a `func.call` that is one kernel launch."""
+LEVELS = 3
+"""Levels of the detection head: strides 8, 16 and 32."""
+_DEFINITION = Path(__file__).with_name("yolo.irdl.mlir")
+
+
+def load(context: ir.Context) -> None:
+    """Register the dialect in `context`; a second call does nothing."""
+    if context.is_registered_operation("yolo.conv2d"):
+        return  # irdl.load_dialects aborts the process when a dialect is loaded twice
+    with context, ir.Location.unknown():
+        irdl.load_dialects(ir.Module.parse(_DEFINITION.read_text(), context))
+
+
+def new_context() -> ir.Context:
+    """A context with the dialect loaded. Use it as `with new_context(): …`."""
+    context = ir.Context()
+    load(context)
+    return context
+
+
+# ---- reading ops --------------------------------------------------------------------------------
+
+
+def shape_of(value: ir.Value) -> list[int]:
+    """The logical shape of a tensor value."""
+    return list(ir.RankedTensorType(value.type).shape)
+
+
+def integers(op: ir.Operation, name: str) -> list[int]:
+    """A dense array attribute of integers."""
+    return [int(v) for v in ir.DenseI64ArrayAttr(op.attributes[name])]
+
+
+def integer(op: ir.Operation, name: str) -> int:
+    """An integer attribute."""
+    return int(ir.IntegerAttr(op.attributes[name]).value)
+
+
+def real(op: ir.Operation, name: str) -> float:
+    """A float attribute."""
+    return float(ir.FloatAttr(op.attributes[name]).value)
+
+
+def string(op: ir.Operation, name: str) -> str:
+    """A string attribute."""
+    return str(ir.StringAttr(op.attributes[name]).value)
+
+
+def callee(op: ir.Operation) -> str:
+    """The name of the function that a dispatch calls."""
+    return str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+
+
+def is_dispatch(op: ir.Operation) -> bool:
+    """Whether an op is one kernel launch."""
+    return op.name == "func.call" and DISPATCH in op.attributes
+
+
+def layer_of(location: ir.Location) -> str:
+    """The layer a location names (`model.2.m.0.cv1.conv`), else the location as MLIR prints it."""
+    if location.is_a_name():
+        return str(location.name_str)
+    if location.is_a_fused():
+        for part in location.locations:
+            layer = layer_of(part)
+            if not layer.startswith("loc("):
+                return layer
+    return str(location)
+
+
+def ops_in(module: ir.Module | ir.Operation, name: str = "yolo.") -> Iterator[ir.Operation]:
+    """Every operation, in order, regions before what follows, whose name starts with `name`."""
+    root = module.operation if isinstance(module, ir.Module) else module
+    for region in root.regions:
+        for block in region:
+            for view in list(block.operations):
+                op = view.operation
+                if op.name.startswith(name):
+                    yield op
+                yield from ops_in(op, name)
+
+
+# ---- building ops -------------------------------------------------------------------------------
+
+
+def _i64(value: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
+def _f64(value: float) -> ir.Attribute:
+    return ir.FloatAttr.get(ir.F64Type.get(), value)
+
+
+def _like(x: ir.Value, shape: Sequence[int], element: ir.Type | None = None) -> ir.Type:
+    type_ = ir.RankedTensorType(x.type)
+    return ir.RankedTensorType.get(list(shape), element or type_.element_type, type_.encoding)
+
+
+def _build(
+    name: str,
+    operands: Sequence[ir.Value],
+    result: ir.Type,
+    attributes: dict[str, ir.Attribute] | None = None,
+    loc: ir.Location | None = None,
+) -> ir.Value:
+    op = ir.Operation.create(
+        f"{NAMESPACE}.{name}",
+        results=[result],
+        operands=list(operands),
+        attributes=attributes or {},
+        loc=loc,
+    )
+    verify_op(op)
+    return op.results[0]
+
+
+def weight(
+    name: str,
+    shape: Sequence[int],
+    *,
+    element: ir.Type | None = None,
+    layout: Layout = Layout.LOGICAL,
+    loc: ir.Location | None = None,
+) -> ir.Value:
+    """A tensor of the weight store, by name; `shape` is logical, element float32 unless given."""
+    type_ = ir.RankedTensorType.get(list(shape), element or ir.F32Type.get(), layout.attribute)
+    return _build("weight", [], type_, {"name": ir.StringAttr.get(name)}, loc)
+
+
+def normalize(image: ir.Value, *, scale: float, loc: ir.Location | None = None) -> ir.Value:
+    """float32(image) * scale, for an image of uint8 or float32."""
+    type_ = _like(image, shape_of(image), ir.F32Type.get())
+    return _build("normalize", [image], type_, {"scale": _f64(scale)}, loc)
+
+
+def window_output(size: int, kernel: int, stride: int, before: int, after: int) -> int:
+    """Outputs of a sliding window along one dimension: floor((size + pads - kernel) / stride) + 1."""
+    return (size + before + after - kernel) // stride + 1
+
+
+def conv2d(
+    x: ir.Value,
+    w: ir.Value,
+    bias: ir.Value | None = None,
+    *,
+    strides: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    groups: int = 1,
+    loc: ir.Location | None = None,
+) -> ir.Value:
+    """2-D convolution of x [N, I, H, W] with w [O, I/groups, KH, KW]; padding top, left, bottom, right."""
+    n, _, height, width = shape_of(x)
+    out, _, kh, kw = shape_of(w)
+    top, left, bottom, right = padding
+    shape = [
+        n,
+        out,
+        window_output(height, kh, strides[0], top, bottom),
+        window_output(width, kw, strides[1], left, right),
+    ]
+    attributes = {
+        "strides": ir.DenseI64ArrayAttr.get(list(strides)),
+        "padding": ir.DenseI64ArrayAttr.get(list(padding)),
+        "groups": _i64(groups),
+    }
+    operands = [x, w] if bias is None else [x, w, bias]
+    return _build("conv2d", operands, _like(x, shape), attributes, loc)
+
+
+def batch_norm(
+    x: ir.Value,
+    gamma: ir.Value,
+    beta: ir.Value,
+    mean: ir.Value,
+    variance: ir.Value,
+    *,
+    epsilon: float,
+    loc: ir.Location | None = None,
+) -> ir.Value:
+    """Inference batch normalisation of x [N, C, H, W]; the four parameters are [C]."""
+    operands = [x, gamma, beta, mean, variance]
+    return _build("batch_norm", operands, x.type, {"epsilon": _f64(epsilon)}, loc)
+
+
+def silu(x: ir.Value, *, loc: ir.Location | None = None) -> ir.Value:
+    """x * sigmoid(x)."""
+    return _build("silu", [x], x.type, None, loc)
+
+
+def add(lhs: ir.Value, rhs: ir.Value, *, loc: ir.Location | None = None) -> ir.Value:
+    """The sum of two tensors of equal type."""
+    return _build("add", [lhs, rhs], lhs.type, None, loc)
+
+
+def concat(xs: Sequence[ir.Value], *, loc: ir.Location | None = None) -> ir.Value:
+    """Concatenation along channels of one or more tensors, as nested pairs."""
+    result = xs[0]
+    for x in xs[1:]:
+        n, channels, height, width = shape_of(result)
+        shape = [n, channels + shape_of(x)[1], height, width]
+        result = _build("concat", [result, x], _like(result, shape), None, loc)
+    return result
+
+
+def slice_(x: ir.Value, *, offset: int, size: int, loc: ir.Location | None = None) -> ir.Value:
+    """Channels [offset, offset + size) of x."""
+    n, _, height, width = shape_of(x)
+    attributes = {"offset": _i64(offset), "size": _i64(size)}
+    return _build("slice", [x], _like(x, [n, size, height, width]), attributes, loc)
+
+
+def max_pool2d(
+    x: ir.Value,
+    *,
+    kernel: Sequence[int],
+    strides: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    loc: ir.Location | None = None,
+) -> ir.Value:
+    """Maximum over windows; padding (top, left, bottom, right) counts as minus infinity."""
+    n, channels, height, width = shape_of(x)
+    top, left, bottom, right = padding
+    shape = [
+        n,
+        channels,
+        window_output(height, kernel[0], strides[0], top, bottom),
+        window_output(width, kernel[1], strides[1], left, right),
+    ]
+    attributes = {
+        "kernel": ir.DenseI64ArrayAttr.get(list(kernel)),
+        "strides": ir.DenseI64ArrayAttr.get(list(strides)),
+        "padding": ir.DenseI64ArrayAttr.get(list(padding)),
+    }
+    return _build("max_pool2d", [x], _like(x, shape), attributes, loc)
+
+
+def upsample(x: ir.Value, *, factor: int = 2, loc: ir.Location | None = None) -> ir.Value:
+    """Nearest-neighbour upsampling by a whole factor in both directions."""
+    n, channels, height, width = shape_of(x)
+    shape = [n, channels, height * factor, width * factor]
+    return _build("upsample", [x], _like(x, shape), {"factor": _i64(factor)}, loc)
+
+
+def attention(
+    qkv: ir.Value,
+    *,
+    heads: int,
+    key_dim: int,
+    head_dim: int,
+    scale: float,
+    loc: ir.Location | None = None,
+) -> ir.Value:
+    """Self-attention over positions: qkv [N, heads*(2*key_dim+head_dim), H, W] to [N, heads*head_dim, H, W]."""
+    n, _, height, width = shape_of(qkv)
+    attributes = {
+        "heads": _i64(heads),
+        "key_dim": _i64(key_dim),
+        "head_dim": _i64(head_dim),
+        "scale": _f64(scale),
+    }
+    result = _like(qkv, [n, heads * head_dim, height, width])
+    return _build("attention", [qkv], result, attributes, loc)
+
+
+def detect(
+    boxes: Sequence[ir.Value],
+    classes: Sequence[ir.Value],
+    *,
+    strides: Sequence[int],
+    max_det: int,
+    loc: ir.Location | None = None,
+) -> ir.Value:
+    """Decode and two-stage top-k: box maps [N, 4, H, W] and class-logit maps [N, classes, H, W], a
+    level each, to [N, max_det, 6] rows of x1, y1, x2, y2 (input pixels), score, class."""
+    n = shape_of(boxes[0])[0]
+    attributes = {
+        "strides": ir.DenseI64ArrayAttr.get(list(strides)),
+        "max_det": _i64(max_det),
+    }
+    result = ir.RankedTensorType.get([n, max_det, 6], ir.F32Type.get())
+    return _build("detect", [*boxes, *classes], result, attributes, loc)
+
+
+def convert_layout(x: ir.Value, layout: Layout, *, loc: ir.Location | None = None) -> ir.Value:
+    """The same logical tensor in another physical order."""
+    type_ = ir.RankedTensorType(x.type)
+    result = ir.RankedTensorType.get(type_.shape, type_.element_type, layout.attribute)
+    return _build("convert_layout", [x], result, None, loc)
+
+
+def dispatch(
+    function: str,
+    inputs: Sequence[ir.Value],
+    results: Sequence[ir.Type],
+    *,
+    loc: ir.Location | None = None,
+) -> ir.Operation:
+    """One kernel launch: a `func.call` of the private function `function`, marked `yolo.dispatch`."""
+    call = func.CallOp(list(results), function, list(inputs), loc=loc)
+    call.operation.attributes[DISPATCH] = ir.UnitAttr.get()
+    return call.operation
+
+
+# ---- verification -------------------------------------------------------------------------------
+
+_Verifier = Callable[[ir.Operation], None]
+_VERIFIERS: dict[str, _Verifier] = {}
+
+
+def _verifier(name: str) -> Callable[[_Verifier], _Verifier]:
+    def register(function: _Verifier) -> _Verifier:
+        _VERIFIERS[f"{NAMESPACE}.{name}"] = function
+        return function
+
+    return register
+
+
+def _fail(op: ir.Operation, message: str, hint: str | None = None) -> None:
+    raise UserError(f"'{op.name}' {message}", where=layer_of(op.location), hint=hint)
+
+
+def _expect(op: ir.Operation, what: str, expected: Any, got: Any, hint: str | None = None) -> None:
+    if expected != got:
+        _fail(op, f"{what} is {got}; expected {expected}", hint)
+
+
+def verify_op(op: ir.Operation) -> None:
+    """Check the shapes of one `yolo` op. Raises UserError that names the layer."""
+    check = _VERIFIERS.get(op.name)
+    if check is not None:
+        check(op)
+
+
+def verify(module: ir.Module | ir.Operation) -> None:
+    """Check the shapes of every `yolo` op of a module. Raises UserError that names the layer."""
+    for op in ops_in(module):
+        verify_op(op)
+
+
+def _four_dimensional(op: ir.Operation, operands: Sequence[ir.Value]) -> None:
+    for index, value in enumerate(operands):
+        rank = len(shape_of(value))
+        if rank != 4:
+            _fail(op, f"operand {index} has rank {rank}; expected 4 (N, C, H, W)")
+
+
+def _same_layout(op: ir.Operation, values: Sequence[ir.Value]) -> None:
+    layouts = {Layout.of(v.type) for v in values}
+    if len(layouts) > 1:
+        names = ", ".join(sorted(layout.keyword or "logical" for layout in layouts))
+        _fail(op, f"mixes layouts {names}", "insert yolo.convert_layout")
+
+
+@_verifier("normalize")
+def _(op: ir.Operation) -> None:
+    _expect(op, "result shape", shape_of(op.operands[0]), shape_of(op.results[0]))
+    _same_layout(op, [op.operands[0], op.results[0]])
+
+
+@_verifier("conv2d")
+def _(op: ir.Operation) -> None:
+    _four_dimensional(op, [op.operands[0], op.operands[1], op.results[0]])
+    n, channels, height, width = shape_of(op.operands[0])
+    out, per_group, kh, kw = shape_of(op.operands[1])
+    for name, count in (("strides", 2), ("padding", 4)):
+        _expect(op, f"number of {name}", count, len(integers(op, name)))
+    strides, padding = integers(op, "strides"), integers(op, "padding")
+    groups = integer(op, "groups")
+    if min(strides) < 1:
+        _fail(op, f"strides are {strides}; each must be at least 1")
+    if min(padding) < 0:
+        _fail(op, f"padding is {padding}; none may be negative")
+    if groups < 1 or channels % groups or out % groups:
+        _fail(op, f"groups is {groups}; it must divide {channels} input and {out} output channels")
+    if per_group * groups != channels:
+        _fail(
+            op,
+            f"input has {channels} channels; the weight expects {per_group * groups}",
+            "was the checkpoint trained at another scale or class count?",
+        )
+    top, left, bottom, right = padding
+    oh = window_output(height, kh, strides[0], top, bottom)
+    ow = window_output(width, kw, strides[1], left, right)
+    if oh < 1 or ow < 1:
+        _fail(op, f"a {kh}x{kw} kernel does not fit the padded {height}x{width} input")
+    _expect(op, "result shape", [n, out, oh, ow], shape_of(op.results[0]))
+    _same_layout(op, [op.operands[0], op.results[0]])
+    if len(op.operands) > 2:
+        _expect(op, "bias shape", [out], shape_of(op.operands[2]))
+
+
+@_verifier("batch_norm")
+def _(op: ir.Operation) -> None:
+    channels = shape_of(op.operands[0])[1]
+    for name, value in zip(
+        ("gamma", "beta", "mean", "variance"), list(op.operands)[1:], strict=True
+    ):
+        _expect(op, f"{name} shape", [channels], shape_of(value))
+    _expect(op, "result type", op.operands[0].type, op.results[0].type)
+
+
+@_verifier("silu")
+def _(op: ir.Operation) -> None:
+    _expect(op, "result type", op.operands[0].type, op.results[0].type)
+
+
+@_verifier("add")
+def _(op: ir.Operation) -> None:
+    _expect(op, "second operand's type", op.operands[0].type, op.operands[1].type)
+    _expect(op, "result type", op.operands[0].type, op.results[0].type)
+
+
+@_verifier("concat")
+def _(op: ir.Operation) -> None:
+    _four_dimensional(op, op.operands)
+    n, channels, height, width = shape_of(op.operands[0])
+    rn, rc, rh, rw = shape_of(op.operands[1])
+    _expect(op, "second operand's N, H, W", [n, height, width], [rn, rh, rw])
+    _expect(op, "result shape", [n, channels + rc, height, width], shape_of(op.results[0]))
+    _same_layout(op, [*op.operands, op.results[0]])
+
+
+@_verifier("slice")
+def _(op: ir.Operation) -> None:
+    n, channels, height, width = shape_of(op.operands[0])
+    offset, size = integer(op, "offset"), integer(op, "size")
+    if offset < 0 or size < 1 or offset + size > channels:
+        _fail(op, f"channels [{offset}, {offset + size}) leave the input's {channels}")
+    _expect(op, "result shape", [n, size, height, width], shape_of(op.results[0]))
+    _same_layout(op, [op.operands[0], op.results[0]])
+
+
+@_verifier("max_pool2d")
+def _(op: ir.Operation) -> None:
+    n, channels, height, width = shape_of(op.operands[0])
+    kernel, strides = integers(op, "kernel"), integers(op, "strides")
+    top, left, bottom, right = integers(op, "padding")
+    oh = window_output(height, kernel[0], strides[0], top, bottom)
+    ow = window_output(width, kernel[1], strides[1], left, right)
+    _expect(op, "result shape", [n, channels, oh, ow], shape_of(op.results[0]))
+    _same_layout(op, [op.operands[0], op.results[0]])
+
+
+@_verifier("upsample")
+def _(op: ir.Operation) -> None:
+    n, channels, height, width = shape_of(op.operands[0])
+    factor = integer(op, "factor")
+    if factor < 1:
+        _fail(op, f"factor is {factor}; it must be at least 1")
+    expected = [n, channels, height * factor, width * factor]
+    _expect(op, "result shape", expected, shape_of(op.results[0]))
+    _same_layout(op, [op.operands[0], op.results[0]])
+
+
+@_verifier("attention")
+def _(op: ir.Operation) -> None:
+    n, channels, height, width = shape_of(op.operands[0])
+    heads, key_dim, head_dim = (integer(op, a) for a in ("heads", "key_dim", "head_dim"))
+    _expect(op, "input channels", heads * (2 * key_dim + head_dim), channels)
+    _expect(op, "result shape", [n, heads * head_dim, height, width], shape_of(op.results[0]))
+    _same_layout(op, [op.operands[0], op.results[0]])
+
+
+@_verifier("detect")
+def _(op: ir.Operation) -> None:
+    maps = list(op.operands)
+    _expect(op, "number of strides", LEVELS, len(integers(op, "strides")))
+    classes = shape_of(maps[LEVELS])[1]
+    anchors = 0
+    for box, logits in zip(maps[:LEVELS], maps[LEVELS:], strict=True):
+        n, four, height, width = shape_of(box)
+        _expect(op, "box channels", 4, four)
+        _expect(op, "class map shape", [n, classes, height, width], shape_of(logits))
+        anchors += height * width
+    max_det = integer(op, "max_det")
+    if not 1 <= max_det <= anchors:
+        _fail(op, f"max_det is {max_det}; it must be in [1, {anchors}], the number of anchors")
+    _expect(op, "result shape", [n, max_det, 6], shape_of(op.results[0]))
+
+
+@_verifier("convert_layout")
+def _(op: ir.Operation) -> None:
+    _expect(op, "result shape", shape_of(op.operands[0]), shape_of(op.results[0]))

@@ -1,0 +1,1 @@
+"""Search space, cost model, tuner and its database."""

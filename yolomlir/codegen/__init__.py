@@ -1,0 +1,1 @@
+"""From linalg to machine code."""

@@ -1,0 +1,1 @@
+"""COCO scoring, comparison, profiling, benchmarking."""

@@ -1,0 +1,1 @@
+"""Running compiled models: plan, artifact, drivers."""

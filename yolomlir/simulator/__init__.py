@@ -1,0 +1,1 @@
+"""A simulator of the `gpu` level, in numpy."""

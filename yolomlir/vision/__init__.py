@@ -1,0 +1,1 @@
+"""Images in and annotated images out."""
