@@ -154,7 +154,7 @@ def normalize(image: ir.Value, *, scale: float, loc: ir.Location | None = None) 
 
 
 def window_output(size: int, kernel: int, stride: int, before: int, after: int) -> int:
-    """Outputs of a sliding window along one dimension: floor((size + pads - kernel) / stride) + 1."""
+    """Outputs of a sliding window: floor((size + before + after - kernel) / stride) + 1."""
     return (size + before + after - kernel) // stride + 1
 
 
@@ -168,7 +168,7 @@ def conv2d(
     groups: int = 1,
     loc: ir.Location | None = None,
 ) -> ir.Value:
-    """2-D convolution of x [N, I, H, W] with w [O, I/groups, KH, KW]; padding top, left, bottom, right."""
+    """Convolve x [N, I, H, W] with w [O, I/groups, KH, KW]; padding top, left, bottom, right."""
     n, _, height, width = shape_of(x)
     out, _, kh, kw = shape_of(w)
     top, left, bottom, right = padding
@@ -270,7 +270,7 @@ def attention(
     scale: float,
     loc: ir.Location | None = None,
 ) -> ir.Value:
-    """Self-attention over positions: qkv [N, heads*(2*key_dim+head_dim), H, W] to [N, heads*head_dim, H, W]."""
+    """Attend over positions: qkv [N, heads*(2*key_dim+head_dim), H, W] to [N, heads*head_dim, H, W]."""
     n, _, height, width = shape_of(qkv)
     attributes = {
         "heads": _i64(heads),
@@ -315,7 +315,7 @@ def dispatch(
     *,
     loc: ir.Location | None = None,
 ) -> ir.Operation:
-    """One kernel launch: a `func.call` of the private function `function`, marked `yolo.dispatch`."""
+    """One kernel launch: a `func.call` of the private `function`, marked `yolo.dispatch`."""
     call = func.CallOp(list(results), function, list(inputs), loc=loc)
     call.operation.attributes[DISPATCH] = ir.UnitAttr.get()
     return call.operation

@@ -38,8 +38,8 @@ class Pass:
     """Base of every pass. A subclass is one file; its docstring is its page in the reference.
 
     The docstring's first line says what it does; sections `Before:`, `After:`, `Statistics:` and
-    `Example:` follow, the example being a lit test as well. Fields are options: `max_chain: int = 8`
-    is `{max-chain=8}` in a pipeline. Supported types: int, float, bool, str.
+    `Example:` follow, the example being a lit test as well. Fields are options: `max_chain: int
+    = 8` is `{max-chain=8}` in a pipeline. Supported types: int, float, bool, str.
     """
 
     name: ClassVar[str] = ""

@@ -49,7 +49,7 @@ class WeightStore:
 
 
 class AbstractWeights(WeightStore):
-    """A store without data, for IR that came alone (`yolomlir-opt file.mlir`): nothing is computed."""
+    """A store without data, for IR that came alone (`yolomlir-opt file.mlir`)."""
 
     def derive(self, name: str, sources: Sequence[str], function: Callable[..., Array]) -> None:
         """Do nothing: the module is rewritten, and there is no data to rewrite with it."""

@@ -29,7 +29,7 @@ class View:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a step: `view` for an activation, `weight` for a tensor of the weight store."""
+    """One argument of a step: `view` for an activation, `weight` for a name in the store."""
 
     view: View | None = None
     weight: str | None = None
