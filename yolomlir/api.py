@@ -1,0 +1,344 @@
+"""Compile and run from Python: `yolomlir.compile`, `yolomlir.load`, `Model`."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from yolomlir.compiler import CompileOptions, ProgressCallback, compile_checkpoint
+from yolomlir.diagnostics import UserError
+from yolomlir.fingerprint import compiler_fingerprint, host_fingerprint
+from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
+from yolomlir.results import Detection, Result
+from yolomlir.runtime.artifact import SUFFIX, Artifact, ModelInfo
+from yolomlir.runtime.executor import open_executor
+from yolomlir.settings import settings
+from yolomlir.vision.letterbox import Letterbox, letterbox
+from yolomlir.vision.sources import Frame, SourceError, open_sources
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_CONFIDENCE = 0.25
+
+
+class Model:
+    """A compiled model, loaded and ready. Use it as `with model:` or call `close()`.
+
+    One `Model` may be used from several threads.
+    """
+
+    def __init__(
+        self, artifact: Artifact, *, target: str | None = None, threads: int | None = None
+    ) -> None:
+        self.artifact = artifact
+        self.target = target or next(iter(artifact.programs))
+        if self.target not in artifact.programs:
+            raise UserError(
+                f"the artifact has no program for {self.target}",
+                hint=f"it was compiled for: {', '.join(artifact.programs)}",
+            )
+        self._executor = open_executor(artifact.programs[self.target], threads=threads)
+
+    @property
+    def info(self) -> ModelInfo:
+        """Scale, classes, names, image size, batch and precision."""
+        return self.artifact.info
+
+    def __call__(self, batch: Any) -> NDArray[np.float32]:
+        """Raw rows [N, max_det, 6] (x1, y1, x2, y2 in input pixels, score, class) of images.
+
+        batch: N images of the model's size, [N, H, W, 3] or [N, 3, H, W] (or one, without N), RGB.
+        A model of uint8 images takes uint8; one of float32 images takes float16, 32 or 64 in 0..1,
+        or uint8, which is divided by 255. N may be any number. Raises UserError for the rest.
+        """
+        images = self._to_batch(batch)
+        size = self.info.batch
+        rows = [self._run(images[i : i + size]) for i in range(0, len(images), size)]
+        if not rows:
+            return np.empty((0, self.info.max_det, 6), np.float32)
+        return np.concatenate(rows)
+
+    def predict(
+        self,
+        source: Any,
+        *,
+        conf: float = DEFAULT_CONFIDENCE,
+        classes: Sequence[int | str] | None = None,
+        max_det: int | None = None,
+        color: str = "rgb",
+    ) -> Result:
+        """The detections of one image: a path, URL, PIL image or array.
+
+        conf: least score. classes: indices or names to keep. max_det: most detections. color: the
+        channel order of an array, `rgb` or `bgr`. Raises UserError for anything but one good image.
+        """
+        results = self.predict_many(
+            [source], conf=conf, classes=classes, max_det=max_det, color=color
+        )
+        result = next(results, None)
+        if result is None:
+            raise UserError("holds no image", where=source)
+        if isinstance(result, SourceError):
+            raise result.to_error()
+        if next(results, None) is not None:
+            raise UserError("holds several images; predict() takes one", hint="use predict_many()")
+        return result
+
+    def predict_many(
+        self,
+        sources: Iterable[Any],
+        *,
+        conf: float = DEFAULT_CONFIDENCE,
+        classes: Sequence[int | str] | None = None,
+        max_det: int | None = None,
+        color: str = "rgb",
+    ) -> Iterator[Result | SourceError]:
+        """The detections of every image of many sources (paths, folders, globs, URLs, videos, …).
+
+        A source that cannot be read gives a SourceError in its place; the rest go on. Arguments as
+        for `predict`.
+        """
+        select = self._selection(conf, classes, max_det)
+        pending: list[Frame] = []
+        for item in open_sources(sources, color=color):
+            if isinstance(item, SourceError):
+                yield from self._predict_frames(pending, select)
+                pending = []
+                yield item
+                continue
+            pending.append(item)
+            if len(pending) == self.info.batch:
+                yield from self._predict_frames(pending, select)
+                pending = []
+        yield from self._predict_frames(pending, select)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the artifact. Raises UserError when the place cannot be written."""
+        self.artifact.save(path)
+
+    def close(self) -> None:
+        """Free everything the model holds."""
+        self._executor.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    def _to_batch(self, batch: Any) -> NDArray[Any]:
+        images = np.asarray(batch)
+        info = self.info
+        expected = (info.height, info.width, 3)
+        if images.ndim == 3:
+            images = images[None]
+        if images.ndim == 4 and images.shape[1:] == (3, info.height, info.width):
+            images = images.transpose(0, 2, 3, 1)
+        if images.ndim != 4 or images.shape[1:] != expected:
+            raise UserError(
+                f"images have shape {np.shape(batch)}; expected [N, {info.height}, {info.width}, "
+                f"3] or [N, 3, {info.height}, {info.width}]",
+                hint="predict() resizes images of any size",
+            )
+        if info.input_dtype == "uint8":
+            if images.dtype != np.uint8:
+                raise UserError(
+                    f"images are {images.dtype}; this model was compiled for uint8",
+                    hint="compile with input_dtype='float32', or pass uint8 pixels",
+                )
+            return images
+        if images.dtype == np.uint8:
+            return images.astype(np.float32) / np.float32(255)
+        if images.dtype.kind != "f":
+            raise UserError(f"images are {images.dtype}; expected floats in 0..1, or uint8")
+        return images.astype(np.float32, copy=False)
+
+    def _run(self, images: NDArray[Any]) -> NDArray[np.float32]:
+        missing = self.info.batch - len(images)
+        if missing:
+            images = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)])
+        outputs = self._executor.run({"image": np.ascontiguousarray(images)})
+        rows: NDArray[np.float32] = outputs["detections"]
+        return rows[: len(rows) - missing] if missing else rows
+
+    def _selection(
+        self, conf: float, classes: Sequence[int | str] | None, max_det: int | None
+    ) -> _Selection:
+        if not 0 <= conf <= 1:
+            raise UserError(f"conf is {conf}; it must be in 0..1")
+        most = self.info.max_det if max_det is None else max_det
+        if not 1 <= most <= self.info.max_det:
+            raise UserError(
+                f"max_det is {most}; this model was compiled for 1 to {self.info.max_det}",
+                hint=f"compile with max_det={most}" if most > 1 else None,
+            )
+        wanted = None if classes is None else frozenset(map(self._class_id, classes))
+        return _Selection(conf, wanted, most)
+
+    def _class_id(self, wanted: int | str) -> int:
+        names = self.info.names
+        text = str(wanted)
+        index = int(text) if text.lstrip("-").isdigit() else None
+        if index is None and text in names:
+            return names.index(text)
+        if index is not None and 0 <= index < self.info.classes:
+            return index
+        close = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+        raise UserError(f"unknown class '{wanted}'", hint=f"the model's classes: {close}")
+
+    def _predict_frames(self, frames: list[Frame], select: _Selection) -> Iterator[Result]:
+        if not frames:
+            return
+        size = (self.info.height, self.info.width)
+        boxed = [letterbox(frame.image, size) for frame in frames]
+        rows = self(np.stack([image for image, _ in boxed]))
+        for frame, (_, record), image_rows in zip(frames, boxed, rows, strict=True):
+            yield self._result(frame, record, image_rows, select)
+
+    def _result(
+        self, frame: Frame, record: Letterbox, rows: NDArray[np.float32], select: _Selection
+    ) -> Result:
+        kept = select(rows)
+        boxes = record.to_original(kept[:, :4])
+        detections = tuple(
+            Detection(
+                (float(box[0]), float(box[1]), float(box[2]), float(box[3])),
+                float(row[4]),
+                int(row[5]),
+                self.info.names[int(row[5])],
+            )
+            for box, row in zip(boxes, kept, strict=True)
+        )
+        height, width = frame.image.shape[:2]
+        return Result(frame.name, width, height, detections, frame.image)
+
+
+class _Selection:
+    """Which rows of an image are kept."""
+
+    def __init__(self, conf: float, classes: frozenset[int] | None, max_det: int) -> None:
+        self.conf = conf
+        self.classes = classes
+        self.max_det = max_det
+
+    def __call__(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        keep = rows[:, 4] >= self.conf
+        if self.classes is not None:
+            keep &= np.isin(rows[:, 5].astype(np.int64), list(self.classes))
+        return rows[keep][: self.max_det]
+
+
+def compile(
+    weights: str | os.PathLike[str] | Checkpoint,
+    *,
+    target: str = "native",
+    precision: str | None = None,
+    imgsz: int | tuple[int, int] = 640,
+    batch: int = 1,
+    max_det: int = 300,
+    input_dtype: str = "uint8",
+    level: int = 2,
+    threads: int | None = None,
+    cache: bool = True,
+    progress: ProgressCallback | None = None,
+) -> Model:
+    """Compile a YOLO26 checkpoint and load it.
+
+    weights: a `.safetensors` or `.pt` file, a checkpoint in memory, or a compiled `.ylm`, which is
+    only loaded. target: `native` (the GPU here, else the CPU), `cpu`, or a GPU such as `sm_120`.
+    precision: None takes the target's default. imgsz: a side, or height and width, in pixels,
+    multiples of 32. cache: keep the artifact on disk, and take it from there the next time. Raises
+    UserError for a file or option it cannot compile.
+    """
+    if not isinstance(weights, Checkpoint) and Path(weights).suffix == SUFFIX:
+        return load(weights, target=None if target == "native" else target, threads=threads)
+    height, width = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
+    options = CompileOptions(
+        target=native_target() if target == "native" else target,
+        precision=precision,
+        height=height,
+        width=width,
+        batch=batch,
+        max_det=max_det,
+        input_dtype=input_dtype,
+        level=level,
+    ).resolved()
+    artifact = compile_artifact(weights, options, cache=cache, progress=progress)
+    return Model(artifact, threads=threads)
+
+
+def load(
+    path: str | os.PathLike[str], *, target: str | None = None, threads: int | None = None
+) -> Model:
+    """Load a `.ylm` file. Raises UserError when it is damaged, or cannot run here."""
+    return Model(Artifact.load(path), target=target, threads=threads)
+
+
+def native_target() -> str:
+    """The target of this machine: its first CUDA GPU, else `cpu`."""
+    from yolomlir.runtime.device import cuda_target
+
+    return cuda_target() or "cpu"
+
+
+def compile_artifact(
+    weights: str | os.PathLike[str] | Checkpoint,
+    options: CompileOptions,
+    *,
+    cache: bool = True,
+    progress: ProgressCallback | None = None,
+) -> Artifact:
+    """The artifact of a checkpoint, from the cache when it was compiled before."""
+    checkpoint = None if not isinstance(weights, Checkpoint) else weights
+    path = None if checkpoint else Path(weights)  # type: ignore[arg-type]
+    cached = _cache_path(checkpoint or path, options) if cache else None
+    if cached and cached.is_file():
+        try:
+            return Artifact.load(cached)
+        except UserError as error:
+            _log.warning("%s; compiling again", error)
+    if checkpoint is None:
+        checkpoint = load_checkpoint(path)  # type: ignore[arg-type]
+    artifact = compile_checkpoint(checkpoint, options, progress=progress)
+    if cached:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        artifact.save(cached)
+    return artifact
+
+
+def _cache_path(weights: Path | Checkpoint | None, options: CompileOptions) -> Path | None:
+    """Where the artifact of this file and these options lies, by everything that can change it."""
+    if isinstance(weights, Checkpoint):
+        content = _digest(weights)
+    else:
+        try:
+            content = hashlib.sha256(Path(weights or "").read_bytes()).hexdigest()
+        except OSError:
+            return None  # load_checkpoint says what is wrong with the file
+    host = host_fingerprint() if options.target == "cpu" else ""
+    parts = (content, repr(options), compiler_fingerprint(), host)
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return Path(settings().cache_dir) / "artifacts" / f"{key}{SUFFIX}"
+
+
+def _digest(checkpoint: Checkpoint) -> str:
+    digest = hashlib.sha256(repr(checkpoint.names).encode())
+    for name, tensor in sorted(checkpoint.tensors.items()):
+        digest.update(f"{name}{tensor.dtype}{tensor.shape}".encode())
+        digest.update(np.ascontiguousarray(tensor).tobytes())
+    return digest.hexdigest()

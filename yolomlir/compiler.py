@@ -1,0 +1,204 @@
+"""From a checkpoint to an artifact: the whole compile, a target at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from yolomlir.diagnostics import UserError
+from yolomlir.frontend.checkpoint import Checkpoint
+from yolomlir.runtime.artifact import Artifact, ModelInfo, Program
+from yolomlir.target import Target, target_named
+
+if TYPE_CHECKING:
+    from yolomlir.bindings import ir
+    from yolomlir.frontend.yolo26 import ImportedModel
+
+ProgressCallback = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+LEVELS = ("yolo", "optimized", "linalg", "gpu", "ptx")
+"""What `emit` can print, from the model as imported down to assembly."""
+
+PRECISIONS = {"cpu": ("fp32",), "gpu": ("tf32", "fp32")}
+"""Precisions by kind of target, its default first."""
+
+STRIDE = 32
+"""Image sides must be multiples of the coarsest level's stride."""
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Everything that changes what is compiled.
+
+    precision: None takes the target's default. height, width: pixels, multiples of 32. max_det:
+    most rows an image. input_dtype: `uint8` or `float32` images, N, H, W, 3. level: optimisation,
+    0 to 2.
+    """
+
+    target: str = "cpu"
+    precision: str | None = None
+    height: int = 640
+    width: int = 640
+    batch: int = 1
+    max_det: int = 300
+    input_dtype: str = "uint8"
+    level: int = 2
+
+    def resolved(self) -> CompileOptions:
+        """The options with defaults filled in. Raises UserError for what cannot be compiled."""
+        target = target_named(self.target)
+        for name, side in (("height", self.height), ("width", self.width)):
+            _check_side(name, side)
+        if self.batch < 1:
+            raise UserError(f"batch is {self.batch}; it must be at least 1")
+        if self.max_det < 1:
+            raise UserError(f"max_det is {self.max_det}; it must be at least 1")
+        anchors = sum((self.height // s) * (self.width // s) for s in (8, 16, 32))
+        if self.max_det > anchors and self.max_det != CompileOptions.max_det:
+            raise UserError(
+                f"max_det is {self.max_det}; a {self.height}x{self.width} image has only "
+                f"{anchors} candidate boxes"
+            )
+        if self.input_dtype not in ("uint8", "float32"):
+            raise UserError(f"input_dtype is '{self.input_dtype}'; expected uint8 or float32")
+        known = PRECISIONS[target.kind]
+        precision = self.precision or known[0]
+        if precision not in known:
+            raise UserError(
+                f"precision '{precision}' is not available on {target.name}",
+                hint=f"one of: {', '.join(known)}",
+            )
+        return replace(self, precision=precision, max_det=min(self.max_det, anchors))
+
+
+def _check_side(name: str, side: int) -> None:
+    if side >= STRIDE and side % STRIDE == 0:
+        return
+    below = max(side // STRIDE, 1) * STRIDE
+    raise UserError(
+        f"image {name} is {side}; it must be a positive multiple of {STRIDE}",
+        hint=f"try {below} or {below + STRIDE}",
+    )
+
+
+def compile_checkpoint(
+    checkpoint: Checkpoint,
+    options: CompileOptions,
+    *,
+    progress: ProgressCallback | None = None,
+) -> Artifact:
+    """Compile a checkpoint for `options.target`.
+
+    Raises UserError for a checkpoint that is not YOLO26 detection, or options it cannot honour.
+    """
+    from yolomlir.dialects import yolo
+
+    options = options.resolved()
+    target = target_named(options.target)
+    with yolo.new_context():
+        imported = _import(checkpoint, options)
+        module = _optimize(imported, options, target)
+        text = str(module)
+        program = _generate(module, imported, options, target, progress)
+        program.ir = text
+    return Artifact(_model_info(imported, options, checkpoint), {target.name: program})
+
+
+def emit(checkpoint: Checkpoint, options: CompileOptions, level: str) -> str:
+    """The IR of a compile at one of `LEVELS`, as text. Raises UserError for an unknown level."""
+    from yolomlir.dialects import yolo
+
+    options = options.resolved()
+    target = target_named(options.target)
+    if level not in LEVELS:
+        raise UserError(f"unknown level '{level}'", hint=f"one of: {', '.join(LEVELS)}")
+    if level in ("gpu", "ptx") and target.kind != "gpu":
+        raise UserError(f"--emit {level} needs a GPU target", hint="add --target sm_120")
+    with yolo.new_context():
+        imported = _import(checkpoint, options)
+        if level == "yolo":
+            return str(imported.module)
+        module = _optimize(imported, options, target)
+        if level == "optimized":
+            return str(module)
+        _lower(module, imported, target)
+        if level == "linalg":
+            return str(module)
+        from yolomlir.codegen.gpu.program import emit_kernels
+
+        return emit_kernels(module, target, str(options.precision), level)
+
+
+def _import(checkpoint: Checkpoint, options: CompileOptions) -> ImportedModel:
+    from yolomlir.bindings import ir
+    from yolomlir.frontend.yolo26 import import_model
+
+    imported = import_model(
+        checkpoint,
+        height=options.height,
+        width=options.width,
+        batch=options.batch,
+        max_det=options.max_det,
+        input_dtype=options.input_dtype,
+    )
+    imported.module.operation.attributes["yolo.precision"] = ir.StringAttr.get(
+        options.precision, imported.module.context
+    )
+    return imported
+
+
+def _optimize(imported: ImportedModel, options: CompileOptions, target: Target) -> ir.Module:
+    from yolomlir.passes.base import PassContext
+    from yolomlir.pipeline import optimize
+
+    context = PassContext(weights=imported.weights, target=target)
+    optimize(imported.module, context, target, level=options.level)
+    return imported.module
+
+
+def _lower(module: ir.Module, imported: ImportedModel, target: Target) -> None:
+    from yolomlir.passes.base import PassContext
+    from yolomlir.passes.lower_to_linalg import LowerToLinalg
+
+    LowerToLinalg().run(module, PassContext(weights=imported.weights, target=target))
+
+
+def _generate(
+    module: ir.Module,
+    imported: ImportedModel,
+    options: CompileOptions,
+    target: Target,
+    progress: ProgressCallback | None,
+) -> Program:
+    from yolomlir.codegen.build_plan import build_plan
+
+    plan = build_plan(module)
+    _lower(module, imported, target)
+    if target.kind == "cpu":
+        from yolomlir.codegen.cpu.program import compile_cpu_program
+
+        return compile_cpu_program(module, plan, imported.weights, progress=progress)
+    from yolomlir.codegen.gpu.program import compile_gpu_program
+
+    return compile_gpu_program(
+        module, plan, imported.weights, target, str(options.precision), progress=progress
+    )
+
+
+def _model_info(
+    imported: ImportedModel, options: CompileOptions, checkpoint: Checkpoint
+) -> ModelInfo:
+    return ModelInfo(
+        scale=imported.scale,
+        classes=imported.classes,
+        names=tuple(imported.names),
+        height=options.height,
+        width=options.width,
+        batch=options.batch,
+        max_det=options.max_det,
+        precision=str(options.precision),
+        input_dtype=options.input_dtype,
+        source=checkpoint.path.name if checkpoint.path else "",
+    )

@@ -1,0 +1,33 @@
+"""One way to run a program, whatever it was compiled for."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from yolomlir.diagnostics import UserError
+from yolomlir.runtime.artifact import Program
+
+
+class Executor(Protocol):
+    """A loaded program. `run` may be called from several threads; each call is one inference."""
+
+    def run(self, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Outputs by name, new arrays; `inputs` are physical (N, H, W, C), of the plan's types."""
+
+    def close(self) -> None:
+        """Free everything; a second call does nothing."""
+
+
+def open_executor(program: Program, *, threads: int | None = None) -> Executor:
+    """Load a program where it can run. Raises UserError when this machine cannot run it."""
+    if program.target == "cpu":
+        from yolomlir.runtime.cpu import CpuExecutor
+
+        return CpuExecutor(program, threads=threads)
+    if program.target.startswith("sm_"):
+        from yolomlir.runtime.cuda import CudaExecutor
+
+        return CudaExecutor(program)
+    raise UserError(f"program for target '{program.target}', which this yolomlir does not run")
