@@ -1,0 +1,274 @@
+"""Pictures in: files, folders, globs, URLs, PIL images, arrays, bytes and videos, one by one.
+
+`open_sources` reads lazily, so that memory stays flat over any number of pictures, and reports
+what it cannot read in its place in the sequence: one bad file does not stop the others.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+from PIL import Image
+
+from yolomlir import __version__
+from yolomlir.diagnostics import UserError
+from yolomlir.vision.decode import (
+    Color,
+    Pixels,
+    SourceError,
+    check_color,
+    image_from_array,
+    image_from_bytes,
+    image_from_pil,
+    read_image,
+    undecodable,
+)
+
+log = logging.getLogger(__name__)
+
+# str, PathLike, bytes, PIL image, array, or an iterable of them, nested at will.
+Source: TypeAlias = Any
+
+# fmt: off
+IMAGE_SUFFIXES = frozenset({
+    ".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo", ".pbm",
+    ".pgm", ".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
+})
+VIDEO_SUFFIXES = frozenset({
+    ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
+    ".mts", ".ogv", ".ts", ".webm", ".wmv",
+})
+# fmt: on
+MAX_DOWNLOAD_BYTES = 1 << 30
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """One picture.
+
+    pixels: uint8, H x W x 3, RGB, C-contiguous. name: what to call it in a message: the path or
+    URL as given, "video.mp4 frame 12", or "image 3" for one from memory. path: the file or URL,
+    None for memory. index: its number among the frames of this run, from 0. frame_number, time_s:
+    for a video, the frame's number from 0 and its time from the start in seconds.
+    """
+
+    pixels: Pixels
+    name: str
+    path: str | None = None
+    index: int = 0
+    frame_number: int | None = None
+    time_s: float | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+    @property
+    def stem(self) -> str:
+        """A file name without suffix for what is made from this frame, safe on every system."""
+        base = urllib.parse.urlsplit(self.path).path if is_url(self.path) else self.path
+        stem = PurePosixPath(str(base).replace("\\", "/")).stem if base else self.name
+        if self.frame_number is not None:
+            stem = f"{stem}_{self.frame_number:06d}"
+        return re.sub(r'[\x00-\x1f<>:"/\\|?* ]+', "_", stem)[:120] or "image"
+
+
+def open_sources(
+    sources: Source, *, color: Color = "rgb", video_stride: int = 1, timeout_s: float = 30.0
+) -> Iterator[Frame | SourceError]:
+    """Every picture of `sources` in order, lazily; a `SourceError` in place of an unreadable one.
+
+    sources: a path to an image or a video, a folder (its images and videos by name, not those of
+    its subfolders), a glob (`**` descends), an http(s) URL, encoded bytes, a PIL image, an array
+    (see `image_from_array`), or an iterable of such. color: the channel order of arrays; files and
+    PIL images know theirs. video_stride: take every n-th frame of a video. timeout_s: how long a
+    server may be silent.
+
+    Raises UserError for a bad option, before anything is read.
+    """
+    check_color(color)
+    if video_stride < 1:
+        raise UserError(f"video_stride={video_stride}: expected 1 or more")
+    return _number(_Reader(color, video_stride, timeout_s).read(sources))
+
+
+def is_url(source: object) -> bool:
+    """Whether this is an http or https URL."""
+    return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
+
+
+def list_files(source: str | os.PathLike[str]) -> list[Path]:
+    """The image and video files that a path, folder or glob names, sorted by name.
+
+    A path that exists is taken literally, whatever characters it has. Raises SourceError when
+    there is none.
+    """
+    text = os.path.expanduser(os.fspath(source))
+    path = Path(text)
+    if path.is_dir():
+        files = _media(path.iterdir())
+        if not files:
+            raise SourceError(source, "a folder without images or videos")
+        return files
+    if path.exists() or not glob.has_magic(text):
+        return [path]
+    files = _media(Path(match) for match in glob.iglob(text, recursive=True))
+    if not files:
+        raise SourceError(source, "no image or video matches this pattern")
+    return files
+
+
+def _media(paths: Iterable[Path]) -> list[Path]:
+    known = IMAGE_SUFFIXES | VIDEO_SUFFIXES
+    return sorted((p for p in paths if p.suffix.lower() in known and not p.is_dir()), key=_natural)
+
+
+def _natural(path: Path) -> tuple[list[tuple[int, int, str]], str]:
+    """A sorting key by which image2 comes before image10."""
+    parts = re.findall(r"\d+|\D+", str(path))
+    key = [(0, int(p), "") if p.isdecimal() and p.isascii() else (1, 0, p) for p in parts]
+    return key, str(path)
+
+
+def _number(items: Iterator[Frame | SourceError]) -> Iterator[Frame | SourceError]:
+    index = 0
+    for item in items:
+        if isinstance(item, SourceError):
+            yield item
+            continue
+        yield replace(item, index=index)
+        index += 1
+
+
+@dataclass
+class _Reader:
+    color: Color
+    video_stride: int
+    timeout_s: float
+    in_memory: int = 0  # pictures from memory met so far, to name them
+
+    def read(self, source: Source) -> Iterator[Frame | SourceError]:
+        """The pictures of one source, or the error it gives."""
+        try:
+            yield from self._dispatch(source)
+        except SourceError as error:
+            yield error
+        except OSError as error:
+            name = source if isinstance(source, str | os.PathLike) else type(source).__name__
+            yield SourceError(name, f"cannot be read: {error.strerror or error}")
+
+    def _dispatch(self, source: Source) -> Iterator[Frame | SourceError]:
+        if isinstance(source, str) and is_url(source):
+            yield from self._read_url(source)
+        elif isinstance(source, str | os.PathLike):
+            yield from self._read_files(os.fspath(source))
+        elif isinstance(source, bytes | bytearray | memoryview):
+            name = self._memory_name()
+            yield Frame(image_from_bytes(bytes(source), name), name)
+        elif isinstance(source, Image.Image):
+            name = self._memory_name(getattr(source, "filename", ""))
+            yield Frame(_from_pil(source, name), name)
+        elif hasattr(source, "__array__") or hasattr(source, "__array_interface__"):
+            name = self._memory_name()
+            yield Frame(image_from_array(source, name, self.color), name)
+        elif isinstance(source, Iterable):
+            for item in source:
+                yield from self.read(item)
+        else:
+            raise SourceError(
+                self._memory_name(),
+                f"a {type(source).__name__}",
+                hint="expected a path, URL, bytes, PIL image, array, or a list of them",
+            )
+
+    def _memory_name(self, filename: object = "") -> str:
+        name = f"image {self.in_memory}"
+        self.in_memory += 1
+        return str(filename) if isinstance(filename, str | os.PathLike) and filename else name
+
+    def _read_files(self, source: str | bytes) -> Iterator[Frame | SourceError]:
+        if isinstance(source, bytes):
+            source = os.fsdecode(source)
+        if not source or "\0" in source:
+            raise SourceError(repr(source), "not a path")
+        for path in list_files(source):
+            yield from self._read_file(path, str(path))
+
+    def _read_file(self, path: Path, name: str) -> Iterator[Frame | SourceError]:
+        if path.suffix.lower() not in VIDEO_SUFFIXES:
+            try:
+                frame = Frame(read_image(path), name, name)
+            except SourceError as error:
+                yield SourceError(name, error.message, hint=error.hint)
+                return
+            yield frame
+            return
+        from yolomlir.vision.video import read_video
+
+        try:
+            for number, time_s, pixels in read_video(path, self.video_stride):
+                yield Frame(pixels, f"{name} frame {number}", name, 0, number, time_s)
+        except SourceError as error:
+            yield SourceError(name, error.message, hint=error.hint)
+
+    def _read_url(self, url: str) -> Iterator[Frame | SourceError]:
+        with TemporaryDirectory(prefix="yolomlir-") as folder:
+            yield from self._read_file(_download(url, Path(folder), self.timeout_s), url)
+
+
+def _from_pil(image: Image.Image, name: str) -> Pixels:
+    try:
+        return image_from_pil(image, name)
+    except SourceError:
+        raise
+    except Exception as error:  # a lazy image decodes its file now, which may raise anything
+        raise undecodable(name, error) from error
+
+
+def _download(url: str, folder: Path, timeout_s: float) -> Path:
+    """The file behind an http(s) URL, in `folder`. Raises SourceError."""
+    log.info("fetching %s", url)
+    try:
+        request = urllib.request.Request(url, headers={"User-Agent": f"yolomlir/{__version__}"})
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            kind = response.headers.get_content_type()
+            suffix = PurePosixPath(urllib.parse.urlsplit(url).path).suffix.lower()
+            if kind.startswith("video/") and suffix not in VIDEO_SUFFIXES:
+                suffix = ".mp4"  # PyAV looks at the content; the suffix only says "video"
+            path = folder / f"download{suffix}"
+            _copy(response, path, url)
+    except urllib.error.HTTPError as error:
+        raise SourceError(url, f"the server answers {error.code} {error.reason}") from error
+    except urllib.error.URLError as error:
+        raise SourceError(url, f"cannot be fetched: {error.reason}") from error
+    except (OSError, HTTPException, ValueError) as error:
+        raise SourceError(url, f"cannot be fetched: {error or type(error).__name__}") from error
+    return path
+
+
+def _copy(response: Any, path: Path, url: str) -> None:
+    expected = response.headers.get("Content-Length", "")
+    received = 0
+    with path.open("wb") as file:
+        while chunk := response.read(_CHUNK_BYTES):
+            received += len(chunk)
+            if received > MAX_DOWNLOAD_BYTES:
+                raise SourceError(url, f"larger than {MAX_DOWNLOAD_BYTES >> 20} MiB")
+            file.write(chunk)
+    # read(n) ends silently when the connection breaks: the promised length tells.
+    if expected.isdecimal() and received != int(expected):
+        raise SourceError(url, f"the connection broke after {received} of {expected} bytes")
