@@ -1,0 +1,209 @@
+"""What can watch a pipeline run: IR printing, numbered dumps, timing, crash reproducers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from yolomlir.bindings import ir
+
+if TYPE_CHECKING:
+    from yolomlir.passes.base import PassContext
+    from yolomlir.pipeline import Step
+
+Printer = Callable[[ir.Module], str]
+"""How a module becomes text; debug info and generic form are the printer's business."""
+
+
+class Instrumentation:
+    """Called around every pass of a pipeline; `steps[index]` is the pass."""
+
+    def before(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """The pass is about to run."""
+
+    def after(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """The pass has run and what it left is valid."""
+
+    def failed(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """The pass raised, or left invalid IR; `module` may not verify."""
+
+
+class IRPrinting(Instrumentation):
+    """Print the module before or after passes.
+
+    Args:
+        stream: where to.
+        printer: module to text.
+        before: names of passes to print before; None means all.
+        after: the same, after.
+        only_changes: print after a pass only where the text differs from before it.
+        on_failure: print what a failing pass left.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        printer: Printer,
+        *,
+        before: Collection[str] | None = (),
+        after: Collection[str] | None = (),
+        only_changes: bool = False,
+        on_failure: bool = False,
+    ) -> None:
+        self._stream, self._printer = stream, printer
+        self._before, self._after = before, after
+        self._only_changes, self._on_failure = only_changes, on_failure
+        self._text = ""
+
+    def before(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """Print, where asked, and remember the text to tell changes."""
+        name = steps[index].name
+        if self._before is None or name in self._before:
+            self._print(f"IR Dump Before {name}", self._printer(module))
+        if self._only_changes:
+            self._text = self._printer(module)
+
+    def after(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """Print, where asked."""
+        name = steps[index].name
+        if self._after is not None and name not in self._after:
+            return
+        text = self._printer(module)
+        if self._only_changes and text == self._text:
+            return
+        self._print(f"IR Dump After {name}", text)
+
+    def failed(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """Print what the pass left, where asked."""
+        if self._on_failure:
+            self._print(f"IR Dump After {steps[index].name} Failed", self._printer(module))
+
+    def _print(self, title: str, text: str) -> None:
+        self._stream.write(f"// -----// {title} //----- //\n{text.rstrip()}\n\n")
+
+
+class TreeDump(Instrumentation):
+    """Write the module after every pass to `folder/NN_pass.mlir`; `00_input.mlir` comes first."""
+
+    def __init__(self, folder: Path, printer: Printer) -> None:
+        self._folder, self._printer = folder, printer
+
+    def before(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """Write the input, once."""
+        if index == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._write("00_input", module)
+
+    def after(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """Write what the pass left."""
+        self._write(
+            f"{index + 1:02d}_{'_'.join((*steps[index].anchors, steps[index].name))}", module
+        )
+
+    def _write(self, name: str, module: ir.Module) -> None:
+        safe = re.sub(r"[^\w.-]", "_", name)
+        (self._folder / f"{safe}.mlir").write_text(self._printer(module))
+
+
+class Timing(Instrumentation):
+    """Wall time a pass, in seconds, verification included; `record` adds phases around them."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, float]] = []
+        self._started = 0.0
+
+    def before(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """Start the clock."""
+        self._started = time.perf_counter()
+
+    def after(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """Stop the clock."""
+        self.record(steps[index].element, time.perf_counter() - self._started)
+
+    def failed(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """Stop the clock."""
+        self.record(f"{steps[index].element} (failed)", time.perf_counter() - self._started)
+
+    def record(self, name: str, seconds: float) -> None:
+        """Add a row."""
+        self.rows.append((name, seconds))
+
+    def report(self) -> str:
+        """The table that `--mlir-timing` prints."""
+        total = sum(seconds for _, seconds in self.rows)
+        rule = f"===-{'-' * 73}-==="
+        lines = [rule, f"{'... Execution time report ...':^81}".rstrip(), rule]
+        lines += [f"  Total Execution Time: {total:.4f} seconds", ""]
+        lines.append("  ----Wall Time----  ----Name----")
+        for name, seconds in [*self.rows, ("Total", total)]:
+            share = 100.0 * seconds / total if total else 100.0
+            lines.append(f"  {seconds:8.4f} ({share:5.1f}%)  {name}")
+        return "\n".join(lines) + "\n"
+
+
+class Reproducer(Instrumentation):
+    """Keep a runnable file of the pass in progress: the IR before it, and how to run it again.
+
+    The file is written before each pass, so that it survives an abort of the process, and removed
+    once the pass has succeeded. `flags` are further command-line flags (target, weights).
+    """
+
+    def __init__(self, path: Path, printer: Printer, flags: Sequence[str] = ()) -> None:
+        self._path, self._printer, self._flags = path, printer, list(flags)
+
+    def before(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """Write the file."""
+        flags = [f"--pass-pipeline=builtin.module({steps[index].element})", *self._flags]
+        header = "// configuration: " + " ".join(shlex.quote(flag) for flag in flags)
+        run = "// run again with: yolomlir-opt --run-reproducer THIS_FILE"
+        self._path.write_text(f"{header}\n{run}\n{self._printer(module).rstrip()}\n")
+
+    def after(
+        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
+    ) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+
+
+def configuration_of(text: str) -> list[str] | None:
+    """The flags in a reproducer's `// configuration:` line; None where it has none."""
+    match = re.search(r"^// configuration: (.*)$", text, re.MULTILINE)
+    return None if match is None else shlex.split(match[1])
+
+
+def statistics_report(context: PassContext) -> str:
+    """The table that `--statistics` prints: a row a statistic, by pass."""
+    rule = f"===-{'-' * 73}-==="
+    lines = [rule, f"{'... Pass statistics report ...':^81}".rstrip(), rule]
+    for name, counts in context.statistics.items():
+        lines.append(name)
+        lines += [f"  (S) {value:6d} {statistic}" for statistic, value in sorted(counts.items())]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,258 @@
+"""Pipelines: own passes and upstream ones mixed on one module, as text and as steps that run.
+
+A pipeline's text is MLIR's: `builtin.module(yolo-dce,func.func(canonicalize{max-iterations=3}))`.
+Own passes work on modules; upstream passes are run one leaf at a time, each in its anchors, so that
+every pass can be verified, printed, timed and reproduced alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from yolomlir.bindings import ir, passmanager
+from yolomlir.diagnostics import InternalError, UserError, YolomlirError
+from yolomlir.dialects import yolo
+from yolomlir.instrumentation import Instrumentation
+from yolomlir.passes.base import Pass, PassContext, parse_pass
+from yolomlir.passes.registry import REGISTRY
+from yolomlir.target import Target
+
+LOGGER = logging.getLogger(__name__)
+LEVELS = (0, 1, 2)
+"""Optimisation levels: what is needed to run, what is cheap and always good, everything."""
+_OPEN, _CLOSE = "({[<", ")}]>"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of a pipeline, ready to run.
+
+    text: the pass as written, options included. anchors: the ops it is nested in, outermost first,
+    `builtin.module` left out. own: the pass, when it is not an upstream one.
+    """
+
+    text: str
+    anchors: tuple[str, ...] = ()
+    own: Pass | None = None
+
+    @property
+    def name(self) -> str:
+        """The pass's flag, without options."""
+        return self.text.partition("{")[0]
+
+    @property
+    def element(self) -> str:
+        """The pass in its anchors, as an element of a `builtin.module` pipeline."""
+        text = self.text
+        for anchor in reversed(self.anchors):
+            text = f"{anchor}({text})"
+        return text
+
+
+@dataclass
+class Pipeline:
+    """Passes that run in order on one module, verified after each.
+
+    verify_each: check MLIR's and the dialect's rules after every pass. instrumentations: called
+    before and after every pass (printing, timing, reproducers).
+    """
+
+    steps: Sequence[Step]
+    verify_each: bool = True
+    instrumentations: list[Instrumentation] = field(default_factory=list)
+
+    @classmethod
+    def parse(cls, text: str) -> Pipeline:
+        """A pipeline from text. Raises UserError for a pass or option that does not exist.
+
+        Named pipelines (`yolo-pipeline-cpu{level=2}`) are expanded. Needs a current context only
+        where the text has upstream passes.
+        """
+        return cls(list(_steps(text, ())))
+
+    def __str__(self) -> str:
+        return pipeline_text(self.steps)
+
+    def run(self, module: ir.Module, context: PassContext) -> None:
+        """Rewrite `module` in place.
+
+        Raises UserError where a pass refuses its input, and InternalError that names the pass and
+        the layer where a pass fails or leaves invalid IR.
+        """
+        for index, step in enumerate(self.steps):
+            for each in self.instrumentations:
+                each.before(self.steps, index, module, context)
+            try:
+                _run_step(step, module, context)
+                if self.verify_each:
+                    _verify_after(step, module)
+            except Exception as error:
+                for each in self.instrumentations:
+                    each.failed(self.steps, index, module, context)
+                raise _named(step, error) from error
+            for each in self.instrumentations:
+                each.after(self.steps, index, module, context)
+
+
+def pipeline_text(steps: Sequence[Step]) -> str:
+    """The steps as `builtin.module(…)`, which `Pipeline.parse` reads again."""
+    return f"builtin.module({','.join(step.element for step in steps)})"
+
+
+def _run_step(step: Step, module: ir.Module, context: PassContext) -> None:
+    with module.context, ir.Location.unknown():
+        if step.own is not None:
+            step.own.run(module, context)
+            return
+        manager = passmanager.PassManager.parse(f"builtin.module({step.element})")
+        manager.enable_verifier(False)
+        manager.run(module.operation)
+
+
+def _verify_after(step: Step, module: ir.Module) -> None:
+    try:
+        module.operation.verify()
+        yolo.verify(module)
+    except UserError as error:
+        message = f"pass '{step.name}' left invalid IR: {error.message}"
+        raise InternalError(message, where=error.where) from error
+    except ir.MLIRError as error:
+        where, message = first_error(error)
+        raise InternalError(
+            f"pass '{step.name}' left invalid IR: {message}", where=where
+        ) from error
+
+
+def _named(step: Step, error: Exception) -> Exception:
+    """The error to raise for `error` in `step`: ours as they are, others as an InternalError."""
+    if isinstance(error, YolomlirError):
+        error.failed_pass = step.name  # type: ignore[attr-defined]
+        return error
+    where, message = first_error(error)
+    if not isinstance(error, ir.MLIRError):
+        message = f"{type(error).__name__}: {message}"
+    named = InternalError(f"pass '{step.name}' failed: {message}", where=where)
+    named.failed_pass = step.name  # type: ignore[attr-defined]
+    return named
+
+
+def first_error(error: Exception) -> tuple[str | None, str]:
+    """Layer (or None) and message of an exception, the first diagnostic's where MLIR raised it."""
+    diagnostics = getattr(error, "error_diagnostics", None)
+    if not diagnostics:
+        return None, str(error)
+    first = diagnostics[0]
+    return yolo.layer_of(first.location), str(first.message)
+
+
+# ---- text ---------------------------------------------------------------------------------------
+
+
+def split_pipeline(text: str) -> list[str]:
+    """The elements between top-level commas: `a{x=1,2},func.func(b,c)` has two.
+
+    Raises UserError for brackets that do not match.
+    """
+    parts, depth, start = [], 0, 0
+    for index, character in enumerate(text):
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if depth < 0:
+            raise UserError(f"unmatched '{character}' at column {index + 1} of pipeline '{text}'")
+        if character == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    if depth:
+        raise UserError(f"a bracket is not closed in pipeline '{text}'")
+    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
+
+
+def _steps(text: str, anchors: tuple[str, ...]) -> Iterator[Step]:
+    for element in split_pipeline(text):
+        anchor, bracket, rest = element.partition("(")
+        anchor = anchor.strip()
+        if bracket and "{" not in anchor:
+            if not rest.endswith(")"):
+                raise UserError(f"expected ',' after ')' in '{element}'")
+            inner = anchors if anchor == "builtin.module" else (*anchors, anchor)
+            yield from _steps(rest[:-1], inner)
+            continue
+        yield from _leaf(element, anchors)
+
+
+def _leaf(text: str, anchors: tuple[str, ...]) -> Iterator[Step]:
+    name = text.partition("{")[0].strip()
+    if name in PIPELINES:
+        yield from _steps(_expand(name, text), anchors)
+        return
+    if name not in REGISTRY and name.startswith("yolo-"):
+        close = difflib.get_close_matches(name, [*REGISTRY, *PIPELINES], n=1)
+        hint = f"did you mean '{close[0]}'?" if close else "yolomlir-opt --list-passes names them"
+        raise UserError(f"unknown pass '{name}'", hint=hint)
+    if name in REGISTRY:
+        if anchors:
+            message = f"pass '{name}' works on builtin.module; it cannot be nested in {anchors[-1]}"
+            raise UserError(message)
+        own = parse_pass(text)
+        yield Step(own.spec(), (), own)
+        return
+    step = Step(text, anchors)
+    try:
+        passmanager.PassManager.parse(f"builtin.module({step.element})")
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"cannot parse pipeline element '{step.element}': {reason}") from error
+    yield step
+
+
+# ---- the pipelines of the product ---------------------------------------------------------------
+
+PIPELINES = {"yolo-pipeline-cpu": "cpu", "yolo-pipeline-gpu": "gpu"}
+"""Pipelines that can be named where a pass can, and the kind of target that they are for."""
+
+
+def _expand(name: str, text: str) -> str:
+    options = text.partition("{")[2].rstrip("} ").strip()
+    key, _, value = options.partition("=")
+    if options and (key != "level" or value not in {str(level) for level in LEVELS}):
+        raise UserError(f"pipeline '{name}' has no option '{options}'", hint="options: level=0|1|2")
+    return pipeline_for(PIPELINES[name], int(value) if options else max(LEVELS))
+
+
+def pipeline_for(target_kind: str, level: int = 2) -> str:
+    """The graph pipeline of a kind of target (`cpu`, `gpu`) at -O0, -O1 or -O2, as text.
+
+    Level 0 is what code generation needs: batch norms folded, NHWC, one dispatch a kernel, the
+    memory plan. Level 1 adds cleaning up and the fold of the image scale; level 2 merges siblings.
+    """
+    if target_kind not in PIPELINES.values():
+        raise UserError(f"no pipeline for a '{target_kind}' target", hint="cpu or gpu")
+    if level not in LEVELS:
+        raise UserError(f"optimisation level is {level}; expected 0, 1 or 2")
+    weights = "ohwi" if target_kind == "gpu" else "hwio"
+    passes = (
+        (1, "yolo-canonicalize"),
+        (0, "yolo-fold-batch-norm"),
+        (1, "yolo-fold-normalize"),
+        (0, f"yolo-layout-propagation{{weights={weights}}}"),
+        (0, "yolo-transpose-elision"),
+        (1, "yolo-cse"),
+        (2, "yolo-merge-siblings"),
+        (1, "yolo-canonicalize"),
+        (0, "yolo-conv-epilogue-fusion"),
+        (0, "yolo-concat-views"),
+        (0, "yolo-dce"),
+        (0, "yolo-assign-tiles"),
+        (0, "yolo-plan-memory"),
+    )
+    return f"builtin.module({','.join(text for least, text in passes if level >= least)})"
+
+
+def optimize(module: ir.Module, context: PassContext, target: Target, level: int = 2) -> None:
+    """Run the graph pipeline of `target` on `module` in place; the store is rewritten with it."""
+    context.target = target
+    with module.context:
+        pipeline = Pipeline.parse(pipeline_for(target.kind, level))
+    pipeline.run(module, context)
