@@ -1,0 +1,217 @@
+"""Instructions of the GPU that kernels use: asynchronous copies, tensor cores, fast functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from yolomlir.bindings import arith, gpu, ir, llvm, nvgpu, nvvm, vector
+from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, element_type, f32, i32_type, select
+
+LOG2_E = 1.4426950408889634
+
+# ---- asynchronous copies ------------------------------------------------------------------------
+
+
+def copy_async(
+    target: Buffer,
+    target_offset: Int | int,
+    source: Buffer,
+    source_offset: Int | int,
+    elements: int,
+    *,
+    live: Bool | None = None,
+    through_l1: bool = False,
+) -> None:
+    """`cp.async` of 4, 8 or 16 bytes from global to shared memory, zeros where not `live`.
+
+    Both addresses must be multiples of the size. Visible to the thread after `copy_wait`, to the
+    block after a barrier behind that. Only copies of 16 bytes can bypass L1, and do unless asked.
+    """
+    count = None
+    if live is not None and live.known is not True:
+        count = select(live, elements, 0).index()
+    nvgpu.device_async_copy(
+        target.memref,
+        [Int.of(target_offset).index()],
+        source.memref,
+        [Int.of(source_offset).index()],
+        elements,
+        src_elements=count,
+        bypass_l1=elements * target.element_bytes == 16 and not through_l1,
+    )
+
+
+def copy_commit() -> None:
+    """End a group of asynchronous copies."""
+    nvvm.cp_async_commit_group()
+
+
+def copy_wait(groups_left: int) -> None:
+    """Wait until at most the newest `groups_left` groups are on their way."""
+    nvvm.cp_async_wait_group(groups_left)
+
+
+# ---- synchronisation ----------------------------------------------------------------------------
+
+
+def barrier() -> None:
+    """All threads of the block meet; their shared-memory writes are visible."""
+    gpu.barrier()
+
+
+def wait_for_predecessors() -> None:
+    """`griddepcontrol.wait`: earlier kernels are complete and their writes visible."""
+    nvvm.griddepcontrol(nvvm.GridDepActionKind.wait)
+
+
+def release_dependents() -> None:
+    """`griddepcontrol.launch_dependents`: later kernels may start (and wait for this one)."""
+    nvvm.griddepcontrol(nvvm.GridDepActionKind.launch_dependents)
+
+
+def shuffle_xor(value: ir.Value, mask: int) -> ir.Value:
+    """The value of the lane whose number differs by `mask`; all 32 lanes take part."""
+    i32 = i32_type()
+    return gpu.shuffle(
+        value, arith.constant(i32, mask), arith.constant(i32, 32), gpu.ShuffleMode.XOR
+    )[0]
+
+
+# ---- tensor cores -------------------------------------------------------------------------------
+
+
+def load_matrices(buffer: Buffer, offset: Int | int, count: int) -> list[ir.Value]:
+    """`ldmatrix`: `count` (1, 2, 4) matrices of 8 rows of 16 bytes; one register a lane each.
+
+    Lane l gives the address of row l % 8 of matrix l / 8 (a multiple of 16 bytes). For float32 a
+    register is one element, (row l / 4, column l % 4); for float16 it is a vector of two.
+    """
+    lanes = 4 // buffer.element_bytes
+    type_ = ir.VectorType.get([count, lanes], element_type(buffer.dtype))
+    loaded = nvgpu.ldmatrix(type_, buffer.memref, [Int.of(offset).index()], False, count)
+    if lanes == 1:
+        return [vector.extract(loaded, [], [i, 0]) for i in range(count)]
+    return [vector.extract(loaded, [], [i]) for i in range(count)]
+
+
+def round_to_tf32(value: ir.Value) -> ir.Value:
+    """The bits (i32) of a float32 rounded to nearest TF32, ties away from zero."""
+    mode = ir.Attribute.parse("#nvvm.fp_rnd_mode<rna>")
+    return nvvm.ConvertFloatToTF32Op(i32_type(), value, rnd=mode).result
+
+
+def bits(value: ir.Value) -> ir.Value:
+    """The bits of a float32."""
+    return arith.bitcast(i32_type(), value)
+
+
+def from_bits(value: ir.Value) -> ir.Value:
+    """The float32 of these bits."""
+    return arith.bitcast(ir.F32Type.get(), value)
+
+
+def multiply_tf32(
+    a: Sequence[ir.Value], b: Sequence[ir.Value], c: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """`mma.sync.m16n8k8` of TF32 bits: d = a b + c, accumulated in float32.
+
+    a: 4 values, rows l/4 and l/4 + 8 of column l%4, then of column l%4 + 4. b: 2, rows l%4 and
+    l%4 + 4 of column l/4. c and d: 4, columns 2(l%4) and the next of row l/4, then of row l/4 + 8.
+    """
+    return _mma(a, b, c, "<m = 16, n = 8, k = 8>", "tf32")
+
+
+def multiply_f16(
+    a: Sequence[ir.Value], b: Sequence[ir.Value], c: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """`mma.sync.m16n8k16` of float16 pairs (`vector<2xf16>`), accumulated in float32."""
+    return _mma(a, b, c, "<m = 16, n = 8, k = 16>", None)
+
+
+def _mma(
+    a: Sequence[ir.Value],
+    b: Sequence[ir.Value],
+    c: Sequence[ir.Value],
+    shape: str,
+    kind: str | None,
+) -> list[ir.Value]:
+    float_type = ir.F32Type.get()
+    multiplicand = None if kind is None else ir.Attribute.parse(f"#nvvm.mma_type<{kind}>")
+    result = nvvm.mma_sync(
+        llvm.StructType.get_literal([float_type] * 4),
+        ir.Attribute.parse(f"#nvvm.shape{shape}"),
+        ir.Attribute.parse("#nvvm.mma_layout<row>"),
+        ir.Attribute.parse("#nvvm.mma_layout<col>"),
+        list(a),
+        list(b),
+        list(c),
+        multiplicand_a_ptx_type=multiplicand,
+        multiplicand_b_ptx_type=multiplicand,
+    )
+    return [llvm.extractvalue(float_type, result, [i]) for i in range(4)]
+
+
+# ---- functions of float32 -----------------------------------------------------------------------
+
+
+def _intrinsic(name: str, operands: Sequence[ir.Value]) -> ir.Value:
+    return llvm.call_intrinsic(
+        ir.F32Type.get(), ir.StringAttr.get(name), list(operands), [], ir.DenseI32ArrayAttr.get([])
+    )
+
+
+def fma(a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """a b + c, rounded once."""
+    return _intrinsic("llvm.fma.f32", [a, b, c])
+
+
+def exp2(x: ir.Value) -> ir.Value:
+    """2^x to 2 ulp (`ex2.approx.ftz`), 0 for results below the normal range."""
+    return _intrinsic("llvm.nvvm.ex2.approx.ftz.f", [x])
+
+
+def exp(x: ir.Value) -> ir.Value:
+    """e^x with a relative error below 2^-21.5 over the whole range.
+
+    x log2(e) is taken in two floats, so that its rounding does not grow with |x|.
+    """
+    high = arith.mulf(x, f32(LOG2_E))
+    # x log2(e) - high, from the product's own rounding and the constant's.
+    low = fma(x, f32(LOG2_E), arith.negf(high))
+    low = fma(x, f32(1.925963033500e-08), low)
+    power = exp2(high)
+    corrected = fma(arith.mulf(low, f32(0.6931471805599453)), power, power)
+    # Outside the range `low` may be a NaN (x infinite) or meet an infinite power.
+    above = arith.cmpf(arith.CmpFPredicate.OGT, power, f32(0.0))
+    below = arith.cmpf(arith.CmpFPredicate.OLT, power, f32(1.0e38))
+    return arith.select(arith.andi(above, below), corrected, power)
+
+
+def reciprocal(x: ir.Value) -> ir.Value:
+    """1 / x to 1 ulp (`rcp.approx.ftz`)."""
+    return nvvm.rcp_approx_ftz_f(ir.F32Type.get(), x)
+
+
+def rsqrt(x: ir.Value) -> ir.Value:
+    """1 / sqrt(x) to 2 ulp (`rsqrt.approx.ftz`)."""
+    return _intrinsic("llvm.nvvm.rsqrt.approx.ftz.f", [x])
+
+
+def log2(x: ir.Value) -> ir.Value:
+    """log2(x) (`lg2.approx.ftz`): absolute error 2^-22 between 0.5 and 2, else relative 2^-22."""
+    return _intrinsic("llvm.nvvm.lg2.approx.ftz.f", [x])
+
+
+def sigmoid(x: ir.Value) -> ir.Value:
+    """1 / (1 + e^-x): absolute error below 2^-22.
+
+    e^-x may be off by |x| 2^-24 relatively, which the sigmoid scales by at most
+    max |x| e^-x / (1 + e^-x)^2 = 0.23.
+    """
+    power = exp2(arith.mulf(x, f32(-LOG2_E)))
+    return reciprocal(arith.addf(power, f32(1.0)))
+
+
+def silu(x: ir.Value) -> ir.Value:
+    """x sigmoid(x)."""
+    return arith.mulf(x, sigmoid(x))
