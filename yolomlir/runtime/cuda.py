@@ -1,0 +1,335 @@
+"""Running a GPU program: arena and weights uploaded once, one CUDA graph an inference."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from yolomlir.diagnostics import UserError
+from yolomlir.runtime.artifact import Program
+from yolomlir.runtime.cuda_driver import (
+    Context,
+    CudaError,
+    DeviceMemory,
+    PinnedArray,
+    call,
+    driver,
+    load_function,
+    load_module,
+)
+from yolomlir.runtime.cuda_graph import KernelGraph, Launch
+from yolomlir.runtime.plan import Step, View
+
+_log = logging.getLogger(__name__)
+
+_ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """A result on the GPU, valid until the model's next inference; no copy is made of it.
+
+    Exposes `__cuda_array_interface__` (CuPy, Numba, `torch.as_tensor`) and DLPack.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    stream: int
+    owner: Any
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": np.dtype(self.dtype).str,
+            "data": (self.address, False),
+            "strides": None,
+            "version": 3,
+            "stream": self.stream or 1,
+        }
+
+    def _view(self) -> Any:
+        from cuda.core import Buffer
+        from cuda.core.utils import StridedMemoryView
+
+        dtype = np.dtype(self.dtype)
+        size = int(np.prod(self.shape)) * dtype.itemsize
+        buffer = Buffer.from_handle(self.address, size, owner=self)
+        return StridedMemoryView.from_buffer(buffer, self.shape, dtype=dtype)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self._view().__dlpack_device__()
+        return device
+
+    def __dlpack__(self, **options: Any) -> Any:
+        options.pop("stream", None)  # synchronised by run_device's event on the caller's stream
+        return self._view().__dlpack__(**options)
+
+
+class CudaExecutor:
+    """A program on the first GPU. Inferences of one executor run one after the other."""
+
+    def __init__(self, program: Program, *, graph: bool = True) -> None:
+        self._plan = program.plan
+        self._lock = threading.Lock()
+        self._closed = False
+        self._context = Context()
+        self._context.make_current()
+        self._memory: list[DeviceMemory] = []
+        self._pinned: dict[str, PinnedArray] = {}
+        self._modules: dict[str, Any] = {}
+        self._graph: KernelGraph | None = None
+        self._stream = call(driver.cuStreamCreate, 1)  # CU_STREAM_NON_BLOCKING
+        self._done = call(driver.cuEventCreate, 2)  # CU_EVENT_DISABLE_TIMING
+        try:
+            self._load(program)
+            if graph:
+                self._graph = self._make_graph()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- loading ----------------------------------------------------------------------------
+
+    def _load(self, program: Program) -> None:
+        self._check_target(program)
+        self._arena = self._allocate(self._plan.arena_bytes, "activations")
+        self._weights = self._upload_weights(program)
+        self._launches = [self._launch(step, program) for step in self._plan.steps]
+        for name, view in {**self._plan.inputs, **self._plan.outputs}.items():
+            self._pinned[name] = PinnedArray(_physical(view), view.dtype)
+        self._input_address = {n: self._address(v) for n, v in self._plan.inputs.items()}
+        self._readers = {name: self._readers_of(view) for name, view in self._plan.inputs.items()}
+
+    def _readers_of(self, view: View) -> list[tuple[int, int]]:
+        """The launches that read an input, and the place of its pointer in their arguments."""
+        readers = []
+        for index, step in enumerate(self._plan.steps):
+            place = 0
+            for argument in step.arguments:
+                if argument.view == view:
+                    readers.append((index, place))
+                place += 1 if argument.view is None else 2
+        return readers
+
+    def _check_target(self, program: Program) -> None:
+        device = self._context.device
+        exact = f"sm_{device.capability[0]}{device.capability[1]}"
+        if program.target == exact:
+            return
+        chip = int(program.target.removeprefix("sm_"))
+        if chip > device.capability[0] * 10 + device.capability[1]:
+            raise UserError(
+                f"was compiled for {program.target}; this GPU is {device.name} ({exact}), which "
+                "is older",
+                hint=f"compile with target='{device.target or 'native'}'",
+            )
+        _log.warning(
+            "compiled for %s, running on %s (%s): the driver compiles the kernels' PTX now; "
+            "recompile for the best speed",
+            program.target,
+            device.name,
+            exact,
+        )
+
+    def _allocate(self, size_bytes: int, what: str) -> DeviceMemory:
+        memory = DeviceMemory(size_bytes, what)
+        self._memory.append(memory)
+        return memory
+
+    def _upload_weights(self, program: Program) -> dict[str, int]:
+        """Every weight in one allocation; its address by name."""
+        offsets: dict[str, int] = {}
+        end = 0
+        for name, tensor in program.weights.items():
+            offsets[name] = end
+            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        memory = self._allocate(end, "weights")
+        for name, tensor in program.weights.items():
+            memory.upload(np.ascontiguousarray(tensor), offsets[name])
+        return {name: memory.address + offset for name, offset in offsets.items()}
+
+    def _address(self, view: View) -> int:
+        return self._arena.address + view.offset_bytes
+
+    def _launch(self, step: Step, program: Program) -> Launch:
+        record = program.kernels[step.kernel]
+        if step.kernel not in self._modules:
+            exact = program.target == self._context.device.target
+            cubin = program.binaries.get(record["cubin"]) if exact else None
+            ptx = program.binaries.get(record["ptx"])
+            module = load_module(cubin, ptx, self._context.device, step.layer)
+            self._modules[step.kernel] = module
+        shared_bytes = record["shared_bytes"]
+        function = load_function(
+            self._modules[step.kernel], record["function"], shared_bytes, step.layer
+        )
+        arguments: list[Any] = []
+        for argument in step.arguments:
+            if argument.view is not None:
+                arguments += self._view_arguments(argument.view)
+            else:
+                arguments.append(ctypes.c_uint64(self._weights[str(argument.weight)]))
+        for result in step.results:
+            arguments += self._view_arguments(result)
+        if record["workspace_bytes"]:
+            workspace = self._allocate(record["workspace_bytes"], f"workspace of {step.layer}")
+            arguments.append(ctypes.c_uint64(workspace.address))
+        return Launch(
+            function,
+            tuple(record["grid"]),
+            tuple(record["block"]),
+            shared_bytes,
+            arguments,
+            bool(record["programmatic"]),
+            step.depends,
+            step.layer,
+        )
+
+    def _view_arguments(self, view: View) -> list[Any]:
+        return [ctypes.c_uint64(self._address(view)), ctypes.c_int32(view.pitch)]
+
+    def _make_graph(self) -> KernelGraph | None:
+        """The graph; without programmatic edges, or not at all, where the driver refuses it."""
+        for programmatic in (True, False):
+            try:
+                return KernelGraph(self._launches, programmatic=programmatic)
+            except CudaError as error:
+                kind = "with programmatic edges" if programmatic else "with plain edges"
+                _log.warning("the driver refused a CUDA graph %s: %s", kind, error)
+        _log.warning("running without a CUDA graph: each kernel is launched by itself")
+        return None
+
+    # ---- running ----------------------------------------------------------------------------
+
+    @property
+    def uses_graph(self) -> bool:
+        """Whether inferences run as a CUDA graph."""
+        return self._graph is not None
+
+    def run(self, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """One inference from and to host memory; outputs are new arrays."""
+        with self._lock:
+            self._require_open()
+            self._context.make_current()
+            for name, view in self._plan.inputs.items():
+                staging = self._pinned[name]
+                np.copyto(staging.array, inputs[name], casting="no")
+                self._point_input(name, self._address(view))
+                address = driver.CUdeviceptr(self._address(view))
+                size = staging.array.nbytes
+                call(driver.cuMemcpyHtoDAsync, address, staging.address, size, self._stream)
+            self._enqueue(self._stream)
+            for name, view in self._plan.outputs.items():
+                staging = self._pinned[name]
+                address = driver.CUdeviceptr(self._address(view))
+                size = staging.array.nbytes
+                call(driver.cuMemcpyDtoHAsync, staging.address, address, size, self._stream)
+            call(driver.cuStreamSynchronize, self._stream)
+            return {name: self._pinned[name].array.copy() for name in self._plan.outputs}
+
+    def run_device(self, image: Any, *, stream: int | None = None) -> DeviceArray:
+        """One inference from and to GPU memory, with no copy, on the caller's stream.
+
+        image: anything with DLPack or `__cuda_array_interface__`, of the plan's type and physical
+        shape, contiguous. stream: a CUstream handle; None takes the model's own and waits for it.
+        Raises UserError for another array.
+        """
+        from cuda.core.utils import StridedMemoryView
+
+        with self._lock:
+            self._require_open()
+            self._context.make_current()
+            chosen = self._stream if stream is None else driver.CUstream(stream)
+            array = StridedMemoryView.from_any_interface(image, stream_ptr=int(chosen))
+            name, view = next(iter(self._plan.inputs.items()))
+            _check_device_array(array, view)
+            call(driver.cuStreamWaitEvent, chosen, self._done, 0)
+            self._point_input(name, array.ptr)
+            self._enqueue(chosen)
+            call(driver.cuEventRecord, self._done, chosen)
+            if stream is None:
+                call(driver.cuStreamSynchronize, chosen)
+            result = next(iter(self._plan.outputs.values()))
+            shape = _physical(result)
+            return DeviceArray(self._address(result), shape, result.dtype, int(chosen), self)
+
+    def _point_input(self, name: str, address: int) -> None:
+        """Make the kernels that read an input read it at `address`."""
+        if self._input_address[name] == address:
+            return
+        for index, position in self._readers[name]:
+            launch = self._launches[index]
+            launch.arguments[position].value = address
+            if self._graph is not None:
+                self._graph.update(index, launch)
+        self._input_address[name] = address
+
+    def _enqueue(self, stream: Any) -> None:
+        if self._graph is not None:
+            self._graph.enqueue(stream)
+            return
+        for launch in self._launches:
+            launch.enqueue(stream)
+
+    # ---- closing ----------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UserError("the model is closed", hint="load it again")
+
+    def close(self) -> None:
+        """Free everything on the GPU; a second call does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._context.make_current()
+            call(driver.cuStreamSynchronize, self._stream)
+            if self._graph is not None:
+                self._graph.destroy()
+            for module in self._modules.values():
+                call(driver.cuModuleUnload, module)
+            for memory in self._memory:
+                memory.free()
+            for pinned in self._pinned.values():
+                pinned.free()
+            call(driver.cuEventDestroy, self._done)
+            call(driver.cuStreamDestroy, self._stream)
+            self._context.release()
+
+    def __enter__(self) -> CudaExecutor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _physical(view: View) -> tuple[int, ...]:
+    """The shape in memory of a whole (not sliced) view."""
+    if len(view.shape) != 4:
+        return view.shape
+    n, c, h, w = view.shape
+    return (n, h, w, c)
+
+
+def _check_device_array(array: Any, view: View) -> None:
+    expected = _physical(view)
+    if not array.is_device_accessible:
+        raise UserError("the image is not in GPU memory", hint="call the model with a host array")
+    if tuple(array.shape) != expected or np.dtype(array.dtype) != np.dtype(view.dtype):
+        raise UserError(
+            f"the image is {array.dtype}{list(array.shape)}; "
+            f"expected {view.dtype}{list(expected)} (N, H, W, C)"
+        )
+    if array.strides is not None:
+        dense = np.cumprod([1, *expected[:0:-1]])[::-1]
+        if any(s != d for s, d, n in zip(array.strides, dense, expected, strict=True) if n > 1):
+            raise UserError("the image is not contiguous", hint="pass image.contiguous()")
