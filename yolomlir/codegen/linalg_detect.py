@@ -1,0 +1,347 @@
+"""Decode and two-stage top-k at the linalg level.
+
+Both stages choose the `max_det` largest of a list of logits: the float's bits make an unsigned key
+of the same order, the smallest key chosen is found bit by bit, and what is chosen is ordered by
+counting how many come before. So the result is a function of the values alone: larger logits
+first, equal ones by lower index, and -0 equal to 0. The sigmoid keeps the order and is applied to
+the winners only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from yolomlir.codegen.linalg_text import Mapped, Tensor, Writer
+
+_SIGN_BIT = -(1 << 31)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """One level's maps of one image, flattened: boxes [H*W, 4] and logits [H*W, classes]."""
+
+    boxes: Tensor
+    logits: Tensor
+    width: int
+    stride: int
+    first: int
+
+    @property
+    def anchors(self) -> int:
+        return self.boxes.shape[0]
+
+
+def write(
+    w: Writer,
+    boxes: Sequence[Tensor],
+    logits: Sequence[Tensor],
+    *,
+    strides: Sequence[int],
+    max_det: int,
+) -> Tensor:
+    """Rows [N, max_det, 6] of x1, y1, x2, y2 (input pixels), score, class, best first.
+
+    boxes: [N, H, W, 4] distances in strides to left, top, right, bottom of the anchor, a level
+    each; logits: [N, H, W, classes].
+    """
+    batch = boxes[0].shape[0]
+    flat_boxes, flat_logits = [_flatten(w, x) for x in boxes], [_flatten(w, x) for x in logits]
+    out = w.empty((batch, max_det, 6))
+    result = Tensor(w.name(), out.shape)
+    opening = (
+        f"{result.name} = scf.forall (%image) in ({batch}) "
+        f"shared_outs(%rows = {out.name}) -> ({out.type}) {{"
+    )
+    with w.region(opening):
+        levels, first = [], 0
+        for b, c, x, stride in zip(flat_boxes, flat_logits, boxes, strides, strict=True):
+            level = _Level(_image(w, b), _image(w, c), x.shape[2], stride, first)
+            levels.append(level)
+            first += level.anchors
+        rows = _one_image(w, levels, max_det)
+        with w.region("scf.forall.in_parallel {"):
+            where = f"[%image, 0, 0] [1, {max_det}, 6] [1, 1, 1]"
+            w.line(
+                f"tensor.parallel_insert_slice {rows.name} into %rows{where} "
+                f": {rows.type} into {out.type}"
+            )
+    return result
+
+
+def _flatten(w: Writer, x: Tensor) -> Tensor:
+    n, height, width, channels = x.shape
+    return w.reshape(x, (n, height * width, channels), [[0], [1, 2], [3]])
+
+
+def _image(w: Writer, x: Tensor) -> Tensor:
+    return w.extract_slice(x, ["%image", 0, 0], [1, *x.shape[1:]], rank=2)
+
+
+def _one_image(w: Writer, levels: Sequence[_Level], max_det: int) -> Tensor:
+    """Rows [max_det, 6] of one image."""
+    classes = levels[0].logits.shape[1]
+    best = w.concat([_best_class(w, level.logits) for level in levels], dim=0)
+    anchors = _top(w, _keys(w, best), max_det)
+    candidates = _candidate_logits(w, levels, anchors, classes)
+    flat = w.reshape(candidates, (max_det * classes,), [[0, 1]])
+    winners = _top(w, _keys(w, flat), max_det)
+    scores = w.generic(
+        "a",
+        [Mapped(winners, "a")],
+        Mapped(w.empty((max_det,)), "a"),
+        [
+            "%i = arith.index_cast %in0 : i32 to index",
+            f"%x = tensor.extract {flat.name}[%i] : {flat.type}",
+            *_sigmoid(w),
+        ],
+    )
+    return _rows(w, levels, anchors, winners, scores, classes)
+
+
+def _sigmoid(w: Writer) -> list[str]:
+    one = w.constant(1.0)
+    return [
+        "%n = arith.negf %x : f32",
+        "%e = math.exp %n : f32",
+        f"%d = arith.addf %e, {one} : f32",
+        f"%y = arith.divf {one}, %d : f32",
+    ]
+
+
+def _best_class(w: Writer, logits: Tensor) -> Tensor:
+    """An anchor's largest logit: [anchors, classes] to [anchors]."""
+    out = w.filled(logits.shape[:1], float("-inf"))
+    body = ["%y = arith.maximumf %out, %in0 : f32"]
+    return w.generic("ac", [Mapped(logits, "a, c")], Mapped(out, "a"), body, reduced="c")
+
+
+def _keys(w: Writer, x: Tensor) -> Tensor:
+    """Unsigned keys in the order of the floats: negative numbers inverted, others' sign bit set."""
+    zero, shift, sign = w.constant(0.0), w.constant(31, "i32"), w.constant(_SIGN_BIT, "i32")
+    body = [
+        f"%z = arith.addf %in0, {zero} : f32",
+        "%b = arith.bitcast %z : f32 to i32",
+        f"%s = arith.shrsi %b, {shift} : i32",
+        f"%m = arith.ori %s, {sign} : i32",
+        "%y = arith.xori %b, %m : i32",
+    ]
+    return w.generic("a", [Mapped(x, "a")], Mapped(w.empty(x.shape, "i32"), "a"), body)
+
+
+def _count(w: Writer, keys: Tensor, predicate: str, bound: str) -> str:
+    """How many keys compare so with `bound`, as an i32."""
+    body = [
+        f"%p = arith.cmpi {predicate}, %in0, {bound} : i32",
+        "%one = arith.extui %p : i1 to i32",
+        "%y = arith.addi %out, %one : i32",
+    ]
+    total = Mapped(w.filled((), 0, "i32"), "")
+    count = w.generic("a", [Mapped(keys, "a")], total, body, reduced="a")
+    return w.op(f"tensor.extract {count.name}[] : {count.type}")
+
+
+def _threshold(w: Writer, keys: Tensor, count: int) -> str:
+    """The `count`-th largest key: the largest t that at least `count` keys reach, bit by bit."""
+    zero, one, bits = (w.constant(v, "index") for v in (0, 1, 32))
+    sign, wanted, start = (
+        w.constant(_SIGN_BIT, "i32"),
+        w.constant(count, "i32"),
+        w.constant(0, "i32"),
+    )
+    result, bit, known = w.name(), w.name(), w.name()
+    opening = (
+        f"{result} = scf.for {bit} = {zero} to {bits} step {one} "
+        f"iter_args({known} = {start}) -> (i32) {{"
+    )
+    with w.region(opening):
+        place = w.op(f"arith.index_cast {bit} : index to i32")
+        mask = w.op(f"arith.shrui {sign}, {place} : i32")
+        candidate = w.op(f"arith.ori {known}, {mask} : i32")
+        reached = _count(w, keys, "uge", candidate)
+        enough = w.op(f"arith.cmpi sge, {reached}, {wanted} : i32")
+        best = w.op(f"arith.select {enough}, {candidate}, {known} : i32")
+        w.line(f"scf.yield {best} : i32")
+    return result
+
+
+def _top(w: Writer, keys: Tensor, count: int) -> Tensor:
+    """Indices (i32) of the `count` largest keys, largest first, equal ones by lower index."""
+    threshold = _threshold(w, keys, count)
+    greater = _count(w, keys, "ugt", threshold)
+    ties = w.op(f"arith.subi {w.constant(count, 'i32')}, {greater} : i32")
+    return _ordered(w, keys, _chosen(w, keys, count, threshold, ties))
+
+
+def _chosen(w: Writer, keys: Tensor, count: int, threshold: str, ties: str) -> Tensor:
+    """Indices, rising, of the keys above the threshold and of the first `ties` keys equal to it.
+
+    Every index is written at the next free place and the place moves on if it was chosen; one
+    place more than `count` takes the writes after the last.
+    """
+    zero, one, size = (w.constant(v, "index") for v in (0, 1, keys.shape[0]))
+    none, out = w.constant(0, "i32"), w.empty((count + 1,), "i32")
+    result, index, chosen, place, left = (w.name() for _ in range(5))
+    kinds = f"{out.type}, index, i32"
+    opening = (
+        f"{result}:3 = scf.for {index} = {zero} to {size} step {one} iter_args("
+        f"{chosen} = {out.name}, {place} = {zero}, {left} = {ties}) -> ({kinds}) {{"
+    )
+    with w.region(opening):
+        key = w.op(f"tensor.extract {keys.name}[{index}] : {keys.type}")
+        above = w.op(f"arith.cmpi ugt, {key}, {threshold} : i32")
+        equal = w.op(f"arith.cmpi eq, {key}, {threshold} : i32")
+        some = w.op(f"arith.cmpi sgt, {left}, {none} : i32")
+        tie = w.op(f"arith.andi {equal}, {some} : i1")
+        taken = w.op(f"arith.ori {above}, {tie} : i1")
+        value = w.op(f"arith.index_cast {index} : index to i32")
+        written = w.op(f"tensor.insert {value} into {chosen}[{place}] : {out.type}")
+        step = w.op(f"arith.index_castui {taken} : i1 to index")
+        following = w.op(f"arith.addi {place}, {step} : index")
+        used = w.op(f"arith.extui {tie} : i1 to i32")
+        remaining = w.op(f"arith.subi {left}, {used} : i32")
+        w.line(f"scf.yield {written}, {following}, {remaining} : {kinds}")
+    return w.extract_slice(Tensor(f"{result}#0", out.shape, "i32"), [0], [count])
+
+
+def _ordered(w: Writer, keys: Tensor, chosen: Tensor) -> Tensor:
+    """The chosen indices by falling key, equal keys by lower index."""
+    count = chosen.shape[0]
+    gather = [
+        "%i = arith.index_cast %in0 : i32 to index",
+        f"%y = tensor.extract {keys.name}[%i] : {keys.type}",
+    ]
+    own = w.generic("a", [Mapped(chosen, "a")], Mapped(w.empty((count,), "i32"), "a"), gather)
+    before = [
+        "%i = linalg.index 0 : index",
+        "%j = linalg.index 1 : index",
+        "%gt = arith.cmpi ugt, %in1, %in0 : i32",
+        "%eq = arith.cmpi eq, %in1, %in0 : i32",
+        "%lt = arith.cmpi ult, %j, %i : index",
+        "%tie = arith.andi %eq, %lt : i1",
+        "%first = arith.ori %gt, %tie : i1",
+        "%one = arith.extui %first : i1 to i32",
+        "%y = arith.addi %out, %one : i32",
+    ]
+    inputs, out = [Mapped(own, "a"), Mapped(own, "b")], w.filled((count,), 0, "i32")
+    rank = w.generic("ab", inputs, Mapped(out, "a"), before, reduced="b")
+    zero, one, size = (w.constant(v, "index") for v in (0, 1, count))
+    init = w.empty((count,), "i32")
+    result, index, ordered = w.name(), w.name(), w.name()
+    opening = (
+        f"{result} = scf.for {index} = {zero} to {size} step {one} "
+        f"iter_args({ordered} = {init.name}) -> ({init.type}) {{"
+    )
+    with w.region(opening):
+        value = w.op(f"tensor.extract {chosen.name}[{index}] : {chosen.type}")
+        place = w.op(f"tensor.extract {rank.name}[{index}] : {rank.type}")
+        at = w.op(f"arith.index_cast {place} : i32 to index")
+        written = w.op(f"tensor.insert {value} into {ordered}[{at}] : {init.type}")
+        w.line(f"scf.yield {written} : {init.type}")
+    return Tensor(result, init.shape, "i32")
+
+
+def _candidate_logits(w: Writer, levels: Sequence[_Level], anchors: Tensor, classes: int) -> Tensor:
+    """The logits [max_det, classes] of stage one's anchors."""
+    body = ["%a = arith.index_cast %in0 : i32 to index", "%c = linalg.index 1 : index"]
+    for i, level in enumerate(levels):
+        body += _local(w, level, f"%i{i}", "%a")
+        body.append(f"%v{i} = tensor.extract {level.logits.name}[%i{i}, %c] : {level.logits.type}")
+    body += _by_level(w, levels, "%a", "%v", "%y")
+    out = w.empty((anchors.shape[0], classes))
+    return w.generic("ac", [Mapped(anchors, "a")], Mapped(out, "a, c"), body)
+
+
+def _local(w: Writer, level: _Level, name: str, anchor: str) -> list[str]:
+    """Lines that define `name`: the anchor's place in its level, clamped where it is elsewhere."""
+    zero, last = w.constant(0, "index"), w.constant(level.anchors - 1, "index")
+    first = w.constant(level.first, "index")
+    return [
+        f"{name}r = arith.subi {anchor}, {first} : index",
+        f"{name}m = arith.maxsi {name}r, {zero} : index",
+        f"{name} = arith.minsi {name}m, {last} : index",
+    ]
+
+
+def _by_level(
+    w: Writer, levels: Sequence[_Level], anchor: str, prefix: str, result: str, type_: str = "f32"
+) -> list[str]:
+    """Lines that define `result` as the one of {prefix}0, {prefix}1, … of the anchor's level."""
+    lines, value = [], f"{prefix}0"
+    for i, level in enumerate(levels[1:], start=1):
+        first = w.constant(level.first, "index")
+        name = result if i == len(levels) - 1 else f"{result}s{i}"
+        lines.append(f"{result}p{i} = arith.cmpi uge, {anchor}, {first} : index")
+        lines.append(f"{name} = arith.select {result}p{i}, {prefix}{i}, {value} : {type_}")
+        value = name
+    return lines
+
+
+def _rows(
+    w: Writer,
+    levels: Sequence[_Level],
+    anchors: Tensor,
+    winners: Tensor,
+    scores: Tensor,
+    classes: int,
+) -> Tensor:
+    """(ax - l, ay - t, ax + r, ay + b) * stride, score and class of every winner."""
+    count = winners.shape[0]
+    zero, one, size = (w.constant(v, "index") for v in (0, 1, count))
+    out, columns = w.empty((count, 6)), [w.constant(v, "index") for v in range(6)]
+    result, row, rows = w.name(), w.name(), w.name()
+    opening = (
+        f"{result} = scf.for {row} = {zero} to {size} step {one} "
+        f"iter_args({rows} = {out.name}) -> ({out.type}) {{"
+    )
+    with w.region(opening):
+        winner = w.op(f"tensor.extract {winners.name}[{row}] : {winners.type}")
+        flat = w.op(f"arith.index_cast {winner} : i32 to index")
+        per_anchor = w.constant(classes, "index")
+        rank = w.op(f"arith.divui {flat}, {per_anchor} : index")
+        class_ = w.op(f"arith.remui {flat}, {per_anchor} : index")
+        found = w.op(f"tensor.extract {anchors.name}[{rank}] : {anchors.type}")
+        w.line(f"%a = arith.index_cast {found} : i32 to index")
+        values = _box(w, levels, columns)
+        values.append(w.op(f"tensor.extract {scores.name}[{row}] : {scores.type}"))
+        number = w.op(f"arith.index_cast {class_} : index to i32")
+        values.append(w.op(f"arith.sitofp {number} : i32 to f32"))
+        written = rows
+        for column, value in zip(columns, values, strict=True):
+            written = w.op(f"tensor.insert {value} into {written}[{row}, {column}] : {out.type}")
+        w.line(f"scf.yield {written} : {out.type}")
+    return Tensor(result, out.shape)
+
+
+def _box(w: Writer, levels: Sequence[_Level], columns: Sequence[str]) -> list[str]:
+    """The four corners, in input pixels, of anchor %a."""
+    for i, level in enumerate(levels):
+        lines = _local(w, level, f"%i{i}", "%a")
+        width = w.constant(level.width, "index")
+        lines += [f"%x{i} = arith.remui %i{i}, {width} : index"]
+        lines += [f"%y{i} = arith.divui %i{i}, {width} : index"]
+        lines += [
+            f"%d{side}l{i} = tensor.extract {level.boxes.name}[%i{i}, {columns[side]}] "
+            f": {level.boxes.type}"
+            for side in range(4)
+        ]
+        lines.append(f"%s{i} = arith.constant {float(level.stride)} : f32")
+        for line in lines:
+            w.line(line)
+    chosen = [("%x", "%ax", "index"), ("%y", "%ay", "index"), ("%s", "%stride", "f32")]
+    chosen += [(f"%d{side}l", f"%side{side}", "f32") for side in range(4)]
+    for prefix, name, type_ in chosen:
+        for line in _by_level(w, levels, "%a", prefix, name, type_):
+            w.line(line)
+    half = w.constant(0.5)
+    centres = []
+    for axis in ("%ax", "%ay"):
+        whole = w.op(f"arith.index_cast {axis} : index to i32")
+        real = w.op(f"arith.sitofp {whole} : i32 to f32")
+        centres.append(w.op(f"arith.addf {real}, {half} : f32"))
+    corners = []
+    for side in range(4):
+        operation = "arith.subf" if side < 2 else "arith.addf"
+        corner = w.op(f"{operation} {centres[side % 2]}, %side{side} : f32")
+        corners.append(w.op(f"arith.mulf {corner}, %stride : f32"))
+    return corners
