@@ -1,0 +1,144 @@
+// RUN: yolomlir-opt %s --split-input-file --pass-pipeline=yolo-lower-to-linalg | FileCheck %s
+
+// Pad, contraction into a fill of 0, one generic for bias, SiLU and residual; @main keeps its
+// weights, calls and attributes, its views become tensor ops.
+
+// CHECK-LABEL: func.func @main(
+// CHECK-SAME: %[[X:.*]]: tensor<1x5x7x8xf32>, %{{.*}}: tensor<1x3x4x6xf32>) -> tensor<1x3x4x6xf32> attributes {yolo.arena_bytes = 64 : i64}
+// CHECK: %[[W:.*]] = "yolo.weight"() {name = "w"} : () -> tensor<3x3x8x6xf32>
+// CHECK: call @conv(%[[X]], %[[W]], %{{.*}}, %{{.*}}) {yolo.dispatch, yolo.views = [array<i64: 0, 8>]}
+// CHECK: tensor.extract_slice %{{.*}}[0, 0, 0, 2] [1, 3, 4, 4] [1, 1, 1, 1]
+// CHECK: tensor.concat dim(3)
+// CHECK: func.func private @conv(
+// CHECK-SAME: attributes {yolo.family = "conv2d", yolo.tile = 4 : i64}
+// CHECK: tensor.pad %{{.*}} low[0, 1, 1, 0] high[0, 1, 1, 0]
+// CHECK: linalg.fill
+// CHECK: linalg.conv_2d_nhwc_hwcf {dilations = dense<1> : tensor<2xi64>, strides = dense<2> : tensor<2xi64>}
+// CHECK-SAME: tensor<1x7x9x8xf32>, tensor<3x3x8x6xf32>
+// CHECK: linalg.generic
+// CHECK: ^bb0(%[[ACC:.*]]: f32, %[[BIAS:.*]]: f32, %[[RESIDUAL:.*]]: f32, %{{.*}}: f32):
+// CHECK-NEXT: %[[S:.*]] = arith.addf %[[ACC]], %[[BIAS]]
+// CHECK-NEXT: %[[N:.*]] = arith.negf %[[S]]
+// CHECK-NEXT: %[[E:.*]] = math.exp %[[N]]
+// CHECK-NEXT: %[[D:.*]] = arith.addf %[[E]]
+// CHECK-NEXT: %[[Q:.*]] = arith.divf %[[S]], %[[D]]
+// CHECK-NEXT: arith.addf %[[Q]], %[[RESIDUAL]]
+// CHECK-NOT: linalg.generic
+// CHECK: return
+!x = tensor<1x8x5x7xf32, #yolo.layout<"nhwc">>
+!y = tensor<1x6x3x4xf32, #yolo.layout<"nhwc">>
+!w = tensor<6x8x3x3xf32, #yolo.layout<"hwio">>
+!two = tensor<1x2x3x4xf32, #yolo.layout<"nhwc">>
+!four = tensor<1x4x3x4xf32, #yolo.layout<"nhwc">>
+func.func @main(%x: !x, %r: !y) -> !y attributes {yolo.arena_bytes = 64 : i64} {
+  %w = "yolo.weight"() {name = "w"} : () -> !w
+  %b = "yolo.weight"() {name = "b"} : () -> tensor<6xf32>
+  %y = call @conv(%x, %w, %b, %r) {yolo.dispatch, yolo.views = [array<i64: 0, 8>]} : (!x, !w, tensor<6xf32>, !y) -> !y
+  %s = "yolo.slice"(%y) {offset = 2 : i64, size = 4 : i64} : (!y) -> !four
+  %t = "yolo.slice"(%y) {offset = 0 : i64, size = 2 : i64} : (!y) -> !two
+  %u = "yolo.concat"(%s, %t) : (!four, !two) -> !y
+  return %u : !y
+}
+func.func private @conv(%x: !x, %w: !w, %b: tensor<6xf32>, %r: !y) -> !y attributes {yolo.family = "conv2d", yolo.tile = 4 : i64} {
+  %0 = "yolo.conv2d"(%x, %w, %b) {strides = array<i64: 2, 2>, padding = array<i64: 1, 1, 1, 1>, groups = 1 : i64} : (!x, !w, tensor<6xf32>) -> !y
+  %1 = "yolo.silu"(%0) : (!y) -> !y
+  %2 = "yolo.add"(%r, %1) : (!y, !y) -> !y
+  return %2 : !y
+}
+
+// -----
+
+// No pad where there is no padding; OHWI weights; several sources, one upsampled, in one concat.
+
+// CHECK-LABEL: func.func private @sources(
+// CHECK-NOT: tensor.pad
+// CHECK: linalg.generic {indexing_maps
+// CHECK-SAME: outs(%{{.*}} : tensor<1x4x4x2xf32>)
+// CHECK: tensor.concat dim(3) %{{.*}}, %{{.*}}, %{{.*}} : (tensor<1x4x4x2xf32>, tensor<1x4x4x3xf32>, tensor<1x4x4x3xf32>)
+// CHECK: linalg.conv_2d_nhwc_fhwc
+!a = tensor<1x2x2x2xf32, #yolo.layout<"nhwc">>
+!up = tensor<1x2x4x4xf32, #yolo.layout<"nhwc">>
+!b = tensor<1x3x4x4xf32, #yolo.layout<"nhwc">>
+!ab = tensor<1x5x4x4xf32, #yolo.layout<"nhwc">>
+!abb = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+!w = tensor<8x8x1x1xf32, #yolo.layout<"ohwi">>
+func.func private @sources(%a: !a, %b: !b, %w: !w) -> !abb attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.upsample"(%a) {factor = 2 : i64} : (!a) -> !up
+  %1 = "yolo.concat"(%0, %b) : (!up, !b) -> !ab
+  %2 = "yolo.concat"(%1, %b) : (!ab, !b) -> !abb
+  %3 = "yolo.conv2d"(%2, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!abb, !w) -> !abb
+  return %3 : !abb
+}
+
+// -----
+
+// CHECK-LABEL: func.func private @first(
+// CHECK-SAME: tensor<1x4x4x3xi8>
+// CHECK: arith.uitofp %{{.*}} : i8 to f32
+// CHECK-NEXT: arith.mulf
+// CHECK: linalg.conv_2d_nhwc_hwcf
+!image = tensor<1x3x4x4xui8, #yolo.layout<"nhwc">>
+!f = tensor<1x3x4x4xf32, #yolo.layout<"nhwc">>
+!w = tensor<4x3x1x1xf32, #yolo.layout<"hwio">>
+!y = tensor<1x4x4x4xf32, #yolo.layout<"nhwc">>
+func.func private @first(%x: !image, %w: !w) -> !y attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.normalize"(%x) {scale = 3.9215686274509803e-03 : f64} : (!image) -> !f
+  %1 = "yolo.conv2d"(%0, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!f, !w) -> !y
+  return %1 : !y
+}
+
+// -----
+
+// CHECK-LABEL: func.func private @depthwise(
+// CHECK: tensor.collapse_shape %{{.*}} {{\[\[}}0], [1], [2, 3]] : tensor<3x3x1x8xf32> into tensor<3x3x8xf32>
+// CHECK: linalg.depthwise_conv_2d_nhwc_hwc
+!x = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+!w = tensor<8x1x3x3xf32, #yolo.layout<"hwio">>
+func.func private @depthwise(%x: !x, %w: !w, %b: tensor<8xf32>) -> !x attributes {yolo.family = "depthwise"} {
+  %0 = "yolo.conv2d"(%x, %w, %b) {strides = array<i64: 1, 1>, padding = array<i64: 1, 1, 1, 1>, groups = 8 : i64} : (!x, !w, tensor<8xf32>) -> !x
+  return %0 : !x
+}
+
+// -----
+
+// Padding of a pool is minus infinity.
+
+// CHECK-LABEL: func.func private @pool(
+// CHECK: %[[LOWEST:.*]] = arith.constant 0xFF800000 : f32
+// CHECK: tensor.yield %[[LOWEST]]
+// CHECK: linalg.pooling_nhwc_max
+!x = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+func.func private @pool(%x: !x) -> !x attributes {yolo.family = "max_pool"} {
+  %0 = "yolo.max_pool2d"(%x) {kernel = array<i64: 5, 5>, strides = array<i64: 1, 1>, padding = array<i64: 2, 2, 2, 2>} : (!x) -> !x
+  return %0 : !x
+}
+
+// -----
+
+// CHECK-LABEL: func.func private @attention(
+// CHECK-SAME: attributes {yolo.family = "attention", yolo.head_dim = 4 : i64, yolo.heads = 2 : i64, yolo.key_dim = 2 : i64, yolo.scale = 7.000000e-01 : f64}
+// CHECK: math.exp
+// CHECK: arith.divf
+!x = tensor<1x16x3x3xf32, #yolo.layout<"nhwc">>
+!y = tensor<1x8x3x3xf32, #yolo.layout<"nhwc">>
+func.func private @attention(%x: !x) -> !y attributes {yolo.family = "attention"} {
+  %0 = "yolo.attention"(%x) {heads = 2 : i64, key_dim = 2 : i64, head_dim = 4 : i64, scale = 7.0e-01 : f64} : (!x) -> !y
+  return %0 : !y
+}
+
+// -----
+
+// CHECK-LABEL: func.func private @detect(
+// CHECK-SAME: yolo.max_det = 5 : i64, yolo.strides = array<i64: 8, 16, 32>
+// CHECK: scf.forall (%{{.*}}) in (2)
+// CHECK: tensor.parallel_insert_slice %{{.*}} : tensor<5x6xf32> into tensor<2x5x6xf32>
+!b3 = tensor<2x4x4x4xf32, #yolo.layout<"nhwc">>
+!b4 = tensor<2x4x2x2xf32, #yolo.layout<"nhwc">>
+!b5 = tensor<2x4x1x1xf32, #yolo.layout<"nhwc">>
+!c3 = tensor<2x3x4x4xf32, #yolo.layout<"nhwc">>
+!c4 = tensor<2x3x2x2xf32, #yolo.layout<"nhwc">>
+!c5 = tensor<2x3x1x1xf32, #yolo.layout<"nhwc">>
+func.func private @detect(%0: !b3, %1: !b4, %2: !b5, %3: !c3, %4: !c4, %5: !c5) -> tensor<2x5x6xf32> attributes {yolo.family = "detect"} {
+  %y = "yolo.detect"(%0, %1, %2, %3, %4, %5) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!b3, !b4, !b5, !c3, !c4, !c5) -> tensor<2x5x6xf32>
+  return %y : tensor<2x5x6xf32>
+}
