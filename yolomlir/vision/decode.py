@@ -106,6 +106,8 @@ def image_from_pil(image: Image.Image, name: str = "image") -> Pixels:
         return _three_channels(_integers_to_bytes(np.asarray(image), name))
     if image.mode == "F":
         return _three_channels(_floats_to_bytes(np.asarray(image), name))
+    if image.mode == "La":  # gray with premultiplied alpha, which Pillow only turns into LA
+        image = image.convert("LA")
     if image.mode != "RGB":
         image = image.convert("RGB")
     return np.array(image, dtype=np.uint8, order="C")

@@ -75,7 +75,7 @@ class Letterbox:
     def from_original(self, boxes: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Boxes of the original image in pixels of the model's input: `to_original`'s inverse."""
         scale = self._scale()
-        return self._map(boxes, 1 / scale, -self._offset() / scale, False)
+        return self._map(boxes, 1 / scale, -self._offset() * scale, False)
 
     def _scale(self) -> npt.NDArray[np.float64]:
         y, x = self.ratio
