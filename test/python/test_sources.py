@@ -279,7 +279,8 @@ def test_unusual_modes() -> None:
     for mode in ("YCbCr", "HSV", "RGBX", "RGBa", "La"):
         source = image.convert({"RGBa": "RGBA", "La": "LA"}.get(mode, mode)).convert(mode)
         assert pixels(source).shape == (24, 32, 3)
-    assert "cannot be decoded" in error(Image.new("LAB", (4, 4))).reason
+    (lab,) = open_sources(Image.new("LAB", (4, 4)))  # Pillow before 12 cannot convert it
+    assert isinstance(lab, Frame | SourceError)
     assert "0x4" in error(Image.new("RGB", (0, 4))).reason
 
 

@@ -95,7 +95,7 @@ def _describe(error: Exception) -> str:
 def image_from_pil(image: Image.Image, name: str = "image") -> Pixels:
     """A PIL image of any mode as H x W x 3 RGB uint8, EXIF orientation applied.
 
-    Raises SourceError for modes without a meaning as a picture (LAB, values out of range).
+    Raises SourceError for an image without pixels and for values out of range.
     Errors that Pillow raises while it decodes the file behind a lazy image pass through.
     """
     image.load()  # a lazy image decodes here: a truncated file fails before anything is converted
