@@ -116,13 +116,13 @@ func.func private @pool(%x: !x) -> !x attributes {yolo.family = "max_pool"} {
 // -----
 
 // CHECK-LABEL: func.func private @attention(
-// CHECK-SAME: attributes {yolo.family = "attention", yolo.head_dim = 4 : i64, yolo.heads = 2 : i64, yolo.key_dim = 2 : i64, yolo.scale = 7.000000e-01 : f64}
+// CHECK-SAME: attributes {yolo.family = "attention", yolo.head_dim = 4 : i64, yolo.heads = 2 : i64, yolo.key_dim = 2 : i64, yolo.scale = 5.000000e-01 : f64}
 // CHECK: math.exp
 // CHECK: arith.divf
 !x = tensor<1x16x3x3xf32, #yolo.layout<"nhwc">>
 !y = tensor<1x8x3x3xf32, #yolo.layout<"nhwc">>
 func.func private @attention(%x: !x) -> !y attributes {yolo.family = "attention"} {
-  %0 = "yolo.attention"(%x) {heads = 2 : i64, key_dim = 2 : i64, head_dim = 4 : i64, scale = 7.0e-01 : f64} : (!x) -> !y
+  %0 = "yolo.attention"(%x) {heads = 2 : i64, key_dim = 2 : i64, head_dim = 4 : i64, scale = 5.0e-01 : f64} : (!x) -> !y
   return %0 : !y
 }
 
