@@ -92,7 +92,7 @@ def load_safetensors(path: Path) -> Checkpoint:
     """Read a safetensors file. Raises UserError for one that is damaged or no such file."""
     data = path.read_bytes()
     try:
-        entries = safetensors.deserialize(data)
+        entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise UserError(
             f"not a readable safetensors file ({error}; {len(data)} bytes)",

@@ -40,7 +40,7 @@ class Scale:
         return math.ceil(min(nominal, self.max_channels) * self.width / 8) * 8
 
     def repeats(self, nominal: int) -> int:
-        """Repeats of an inner module: one stays one, more become round(nominal * depth), at least 1."""
+        """Repeats of an inner module: more than one become round(nominal * depth), at least 1."""
         return max(round(nominal * self.depth), 1) if nominal > 1 else nominal
 
 
@@ -117,7 +117,7 @@ class Operations(Protocol[V]):
 
 @dataclass(frozen=True)
 class Head(Generic[V]):
-    """What the head leaves for decoding: per level, box distances [4] and class logits [classes]."""
+    """What is left for decoding: per level, 4 box distances and the class logits."""
 
     boxes: tuple[V, ...]
     classes: tuple[V, ...]

@@ -22,7 +22,6 @@ from yolomlir.frontend.network import (
     STRIDES,
     Conv,
     Network,
-    attention_heads,
     parameters,
 )
 from yolomlir.frontend.weights import WeightStore
@@ -159,7 +158,7 @@ class _Emitter:
         self.fused = fused
 
     def channels(self, x: ir.Value) -> int:
-        return yolo.shape_of(x)[1]
+        return int(yolo.shape_of(x)[1])
 
     def conv(self, conv: Conv, x: ir.Value) -> ir.Value:
         loc = ir.Location.name(conv.name)
