@@ -87,7 +87,7 @@ class Model:
         if result is None:
             raise UserError("holds no image", where=source)
         if isinstance(result, SourceError):
-            raise result.to_error()
+            raise result
         if next(results, None) is not None:
             raise UserError("holds several images; predict() takes one", hint="use predict_many()")
         return result

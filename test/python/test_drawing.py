@@ -10,10 +10,16 @@ import pytest
 from PIL import Image
 
 from yolomlir.diagnostics import UserError
+from yolomlir.results import Detection, Result
 from yolomlir.vision.decode import read_image
 from yolomlir.vision.demo import demo_image
-from yolomlir.vision.drawing import class_color, draw_detections, save_annotated, text_color
-from yolomlir.vision.sources import Frame
+from yolomlir.vision.drawing import (
+    AnnotatedImages,
+    class_color,
+    draw_detections,
+    save_annotated,
+    text_color,
+)
 
 
 @dataclass
@@ -90,10 +96,8 @@ def test_refuses_a_box_that_is_none() -> None:
 
 def test_saves_without_overwriting(tmp_path) -> None:
     image = gray()
-    one = Frame(image, "a/bus.jpg", "a/bus.jpg")
-    other = Frame(image + 9, "b/bus.jpg", "b/bus.jpg")
-    first = save_annotated(one.pixels, one, tmp_path / "out")
-    second = save_annotated(other.pixels, other, tmp_path / "out")
+    first = save_annotated(image, "a/bus.jpg", tmp_path / "out")
+    second = save_annotated(image + 9, "b/bus.jpg", tmp_path / "out")
     assert [first.name, second.name] == ["bus.jpg", "bus_2.jpg"]
     assert abs(int(read_image(first)[0, 0, 0]) - 128) <= 2
     assert abs(int(read_image(second)[0, 0, 0]) - 137) <= 2
@@ -103,26 +107,34 @@ def test_saving_into_the_source_folder_keeps_the_source(tmp_path) -> None:
     path = tmp_path / "x.png"
     Image.fromarray(gray()).save(path)
     before = path.read_bytes()
-    saved = save_annotated(gray(), Frame(gray(), str(path), str(path)), tmp_path)
+    saved = save_annotated(gray(), str(path), tmp_path)
     assert path.read_bytes() == before
     assert saved.name == "x_2.png"
 
 
 def test_suffix_follows_the_source(tmp_path) -> None:
-    def name(frame: Frame) -> str:
-        return save_annotated(frame.pixels, frame, tmp_path).name
+    def saved(name: str) -> str:
+        return save_annotated(gray(), name, tmp_path).name
 
-    assert name(Frame(gray(), "clip.mp4 frame 7", "clip.mp4", 0, 7)) == "clip_000007.jpg"
-    assert name(Frame(gray(), "image 3")) == "image_3.png"
-    assert name(Frame(gray(), "u", "https://host/a/cat.jpeg?size=3")) == "cat.jpg"
-    assert name(Frame(gray(), "scan.tif", "scan.tif")) == "scan.png"
+    assert saved("clip.mp4 frame 7") == "clip_000007.jpg"
+    assert saved("image 3") == "image_3.png"
+    assert saved("https://host/a/cat.jpeg?size=3") == "cat.jpg"
+    assert saved("scan.tif") == "scan.png"
+
+
+def test_results_are_saved_with_their_boxes(tmp_path) -> None:
+    found = Detection((50, 60, 150, 160), 0.5, 0, "person")
+    with AnnotatedImages(tmp_path / "new") as folder:
+        path = folder.save(Result("x.png", 300, 200, (found,), gray()))
+    assert path == tmp_path / "new" / "x.png"
+    assert tuple(read_image(path)[110, 50]) == class_color(0)
 
 
 def test_unwritable_folder(tmp_path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     with pytest.raises(UserError, match="cannot save"):
-        save_annotated(gray(), Frame(gray(), "x", "x.jpg"), blocked)
+        save_annotated(gray(), "x.jpg", blocked)
 
 
 def test_packaged_photo() -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from yolomlir.diagnostics import UserError
 from yolomlir.vision.decode import image_from_array, image_from_pil, read_image
-from yolomlir.vision.sources import Frame, SourceError, open_sources
+from yolomlir.vision.sources import Frame, SourceError, file_stem, open_sources
 
 
 def picture(height: int = 24, width: int = 32, seed: int = 0) -> np.ndarray:
@@ -32,11 +32,11 @@ def frames(sources, **options) -> list[Frame]:
 
 def pixels(source, **options) -> np.ndarray:
     (frame,) = frames(source, **options)
-    assert frame.pixels.dtype == np.uint8
-    assert frame.pixels.ndim == 3
-    assert frame.pixels.shape[2] == 3
-    assert frame.pixels.flags.c_contiguous
-    return frame.pixels
+    assert frame.image.dtype == np.uint8
+    assert frame.image.ndim == 3
+    assert frame.image.shape[2] == 3
+    assert frame.image.flags.c_contiguous
+    return frame.image
 
 
 def error(source, **options) -> SourceError:
@@ -60,7 +60,7 @@ def test_file_path_and_string(tmp_path) -> None:
         np.testing.assert_array_equal(pixels(source), picture())
     (frame,) = frames(path)
     assert (frame.name, frame.path, frame.index) == (str(path), str(path), 0)
-    assert (frame.size, frame.stem) == ((24, 32), "a")
+    assert (frame.size, file_stem(frame.name)) == ((24, 32), "a")
 
 
 def test_folder_in_natural_order_with_foreign_files(tmp_path) -> None:
@@ -78,8 +78,8 @@ def test_globs(tmp_path) -> None:
     for name in ("x.png", "y.jpg", "sub/z.png"):
         save(tmp_path / name, picture())
     (tmp_path / "x.txt").write_text("text")
-    assert [f.stem for f in frames(str(tmp_path / "*"))] == ["x", "y"]
-    assert sorted(f.stem for f in frames(str(tmp_path / "**" / "*.png"))) == ["x", "z"]
+    assert [file_stem(f.name) for f in frames(str(tmp_path / "*"))] == ["x", "y"]
+    assert sorted(file_stem(f.name) for f in frames(str(tmp_path / "**" / "*.png"))) == ["x", "z"]
     assert "no image or video matches" in error(str(tmp_path / "*.webp")).reason
 
 
@@ -419,7 +419,7 @@ def test_urls(server) -> None:
     url = f"{server}/cat.png?size=[3]"
     np.testing.assert_array_equal(pixels(url), picture())
     (frame,) = frames(url)
-    assert (frame.name, frame.stem) == (url, "cat")
+    assert (frame.name, file_stem(frame.name)) == (url, "cat")
     assert "404" in error(f"{server}/missing.png").reason
     assert "connection broke" in error(f"{server}/broken.png").reason
     page = error(f"{server}/page.png")
@@ -458,12 +458,12 @@ def test_video(tmp_path) -> None:
     assert [f.frame_number for f in got] == [*range(12), None]
     assert [f.index for f in got] == list(range(13))
     assert got[3].name == f"{path} frame 3"
-    assert got[3].stem == "clip_000003"
+    assert file_stem(got[3].name) == "clip_000003"
     assert got[3].time_s == pytest.approx(0.3)
     for number, frame in enumerate(got[:12]):
-        assert frame.pixels.flags.c_contiguous
-        assert abs(int(frame.pixels[24, 10].mean()) - number * 10) <= 6
-        assert abs(int(frame.pixels[24, 50].mean()) - number * 10 - 100) <= 6
+        assert frame.image.flags.c_contiguous
+        assert abs(int(frame.image[24, 10].mean()) - number * 10) <= 6
+        assert abs(int(frame.image[24, 50].mean()) - number * 10 - 100) <= 6
 
 
 def test_video_stride(tmp_path) -> None:
@@ -482,7 +482,7 @@ def test_rotated_phone_video(tmp_path) -> None:
     turned = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 48 << 16, 0, 1 << 30)
     place = data.index(identity, data.index(b"tkhd"))
     path.write_bytes(data[:place] + turned + data[place + len(identity) :])
-    image = frames(path)[0].pixels
+    image = frames(path)[0].image
     assert image.shape == (64, 48, 3)
     assert image[50, 24].mean() - image[10, 24].mean() > 80
 
@@ -519,6 +519,22 @@ def test_memory_stays_flat_over_a_long_run(tmp_path) -> None:
         alive.append(weakref.ref(frame))
         gc.collect()
         assert sum(ref() is not None for ref in alive) <= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("a/b.c.jpg", "b.c"),
+        ("C:\\photos\\x.png", "x"),
+        ("image 3", "image_3"),
+        ("clip.mp4 frame 7", "clip_000007"),
+        ("https://host/a/cat.jpeg?size=3#top", "cat"),
+        ("https://host/", "image"),
+        ('a"b<c>.png', "a_b_c_"),
+    ],
+)
+def test_file_stems(name: str, stem: str) -> None:
+    assert file_stem(name) == stem
 
 
 def test_read_image_raises() -> None:

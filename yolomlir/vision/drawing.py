@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import colorsys
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
 from yolomlir.diagnostics import UserError
+from yolomlir.results import Result
 from yolomlir.vision.decode import Pixels
-from yolomlir.vision.sources import Frame
+from yolomlir.vision.sources import file_stem, is_url, split_frame_number
 
 Rgb = tuple[int, int, int]
 
@@ -119,17 +120,17 @@ def _draw_label(
     draw.text((x + margin - left, y + margin - top), text, fill=text_color(color), font=font)
 
 
-def save_annotated(pixels: Pixels, frame: Frame, folder: str | os.PathLike[str]) -> Path:
-    """Save what was made from `frame` in a folder, under its name; returns the path.
+def save_annotated(image: Pixels, name: str, folder: str | os.PathLike[str]) -> Path:
+    """Save an image, uint8 H x W x 3 RGB, made from the frame `name`; returns the new file's path.
 
     Never overwrites: the second `bus.jpg` becomes `bus_2.jpg`. JPEG stays JPEG, as do frames of a
     video; the rest becomes PNG. Raises UserError when the folder cannot be written.
     """
     folder = Path(folder)
-    suffix = ".jpg" if _is_photo(frame) else ".png"
+    suffix = ".jpg" if _is_photo(name) else ".png"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return _save_new(Image.fromarray(pixels), folder, frame.stem, suffix)
+        return _save_new(Image.fromarray(image), folder, file_stem(name), suffix)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(
@@ -139,11 +140,27 @@ def save_annotated(pixels: Pixels, frame: Frame, folder: str | os.PathLike[str])
         ) from error
 
 
-def _is_photo(frame: Frame) -> bool:
-    if frame.frame_number is not None:
-        return True
-    name = re.split(r"[?#]", frame.path or "")[0]
-    return Path(name).suffix.lower() in _JPEG_SUFFIXES
+class AnnotatedImages:
+    """A folder that annotated pictures are written to, one a result."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def save(self, result: Result) -> Path:
+        """Draw a result's detections on its image and save it, as `save_annotated` does."""
+        return save_annotated(draw_detections(result.image, result), result.name, self.folder)
+
+    def __enter__(self) -> AnnotatedImages:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Every picture is whole already."""
+
+
+def _is_photo(name: str) -> bool:
+    path, number = split_frame_number(name)
+    path = urlsplit(path).path if is_url(path) else path
+    return number is not None or Path(path).suffix.lower() in _JPEG_SUFFIXES
 
 
 def _save_new(image: Image.Image, folder: Path, stem: str, suffix: str) -> Path:

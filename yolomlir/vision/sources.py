@@ -59,13 +59,13 @@ _CHUNK_BYTES = 1 << 20
 class Frame:
     """One picture.
 
-    pixels: uint8, H x W x 3, RGB, C-contiguous. name: what to call it in a message: the path or
+    image: uint8, H x W x 3, RGB, C-contiguous. name: what to call it in a message: the path or
     URL as given, "video.mp4 frame 12", or "image 3" for one from memory. path: the file or URL,
     None for memory. index: its number among the frames of this run, from 0. frame_number, time_s:
     for a video, the frame's number from 0 and its time from the start in seconds.
     """
 
-    pixels: Pixels
+    image: Pixels
     name: str
     path: str | None = None
     index: int = 0
@@ -75,16 +75,26 @@ class Frame:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return self.pixels.shape[0], self.pixels.shape[1]
+        return self.image.shape[0], self.image.shape[1]
 
-    @property
-    def stem(self) -> str:
-        """A file name without suffix for what is made from this frame, safe on every system."""
-        base = urllib.parse.urlsplit(self.path).path if is_url(self.path) else self.path
-        stem = PurePosixPath(str(base).replace("\\", "/")).stem if base else self.name
-        if self.frame_number is not None:
-            stem = f"{stem}_{self.frame_number:06d}"
-        return re.sub(r'[\x00-\x1f<>:"/\\|?* ]+', "_", stem)[:120] or "image"
+
+def file_stem(name: str) -> str:
+    """A file name without suffix for what is made from the frame of this name, safe anywhere.
+
+    `a/bus.jpg` gives `bus`, `clip.mp4 frame 12` gives `clip_000012`.
+    """
+    name, number = split_frame_number(name)
+    path = urllib.parse.urlsplit(name).path if is_url(name) else name
+    stem = PurePosixPath(path.replace("\\", "/")).stem
+    if number is not None:
+        stem = f"{stem}_{number:06d}"
+    return re.sub(r'[\x00-\x1f<>:"/\\|?* ]+', "_", stem)[:120] or "image"
+
+
+def split_frame_number(name: str) -> tuple[str, int | None]:
+    """A frame's name as the file's and, for one of a video, the frame's number."""
+    match = re.fullmatch(r"(.+) frame (\d+)", name, re.DOTALL)
+    return (match[1], int(match[2])) if match else (name, None)
 
 
 def open_sources(
