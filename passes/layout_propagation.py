@@ -149,9 +149,9 @@ def _converted_to(value: ir.Value) -> set[Layout | None]:
 def _cost(op: ir.Operation, result: ir.Value, layout: Layout | None) -> int:
     """Elements converted around `op` if its tensors had `layout`: into it, and for its readers."""
     into = sum(
-        _elements(value)
+        _share(op, value)
         for value in set(op.operands)
-        if _layout(value) is not None and _source_layout(value, layout) is not layout
+        if _layout(value) is not None and not _free(value, layout)
     )
     readers = rewriting.users(result)
     wanted = _converted_to(result)
@@ -160,12 +160,19 @@ def _cost(op: ir.Operation, result: ir.Value, layout: Layout | None) -> int:
     return into + _elements(result) * len(wanted - {layout})
 
 
-def _source_layout(value: ir.Value, wanted: Layout | None) -> Layout | None:
-    """The order in which a value can be had for nothing: its own, or its conversion's operand's."""
+def _share(op: ir.Operation, value: ir.Value) -> int:
+    """What converting an operand costs this op: where slices alone read it, each pays its part."""
+    if all(user.name == "yolo.slice" for user in rewriting.users(value)):
+        return _elements(op.results[0])
+    return _elements(value)
+
+
+def _free(value: ir.Value, layout: Layout | None) -> bool:
+    """Whether a value can be had in an order for nothing: it, or a conversion of it, exists."""
     conversion = rewriting.producer(value, "yolo.convert_layout")
-    if conversion is not None and _layout(conversion.operands[0]) is wanted:
-        return wanted
-    return _layout(value)
+    if conversion is not None and _layout(conversion.operands[0]) is layout:
+        return True
+    return _layout(value) is layout or layout in _converted_to(value)
 
 
 # ---- rewriting ----------------------------------------------------------------------------------
