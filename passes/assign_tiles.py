@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -95,6 +95,8 @@ class AssignTiles(Pass):
 def _by_rule(function: ir.Operation, target: Target) -> Mapping[str, int] | None:
     place = _DEFAULTS.get(yolo.string(function, FAMILY))
     if target.kind != "gpu" or place is None:
+        return None
+    if importlib.util.find_spec(place[0]) is None:
         return None
     rule: Rule = getattr(importlib.import_module(place[0]), place[1])
     return rule(function, target)

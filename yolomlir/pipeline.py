@@ -232,6 +232,7 @@ def pipeline_for(target_kind: str, level: int = 2) -> str:
     if level not in LEVELS:
         raise UserError(f"optimisation level is {level}; expected 0, 1 or 2")
     weights = "ohwi" if target_kind == "gpu" else "hwio"
+    reuse = "{reuse=concurrent}" if target_kind == "gpu" else ""
     passes = (
         (1, "yolo-canonicalize"),
         (0, "yolo-fold-batch-norm"),
@@ -242,10 +243,11 @@ def pipeline_for(target_kind: str, level: int = 2) -> str:
         (2, "yolo-merge-siblings"),
         (1, "yolo-canonicalize"),
         (0, "yolo-conv-epilogue-fusion"),
+        (0, "yolo-form-dispatches"),
         (0, "yolo-concat-views"),
         (0, "yolo-dce"),
         (0, "yolo-assign-tiles"),
-        (0, "yolo-plan-memory"),
+        (0, f"yolo-plan-memory{reuse}"),
     )
     return f"builtin.module({','.join(text for least, text in passes if level >= least)})"
 
