@@ -20,9 +20,9 @@ class FoldNormalize(Pass):
     """Move the factor of `yolo.normalize` into the weights of the convolutions that read it.
 
     conv(s * x, w) = conv(x, s * w): a convolution is linear and its padding is zero, which the
-    factor leaves zero. The image is then used as it is, 0 to 255, exact in float32 and in tf32 alike, and
-    the first kernel saves a multiplication an element. The products are computed in float64 and
-    rounded once; the new weights are called `….weight:scale`.
+    factor leaves zero. The image is then used as it is, 0 to 255, exact in float32 and in tf32
+    alike, and the first kernel saves a multiplication an element. The products are computed in
+    float64 and rounded once; the new weights are called `….weight:scale`.
 
     A normalize is left, with a remark, when anything but a convolution reads it (conversions
     between layouts are looked through), or a convolution whose weight is not a `yolo.weight`.

@@ -24,7 +24,7 @@ _WEIGHT_LAYOUTS = {"ohwi": Layout.OHWI, "hwio": Layout.HWIO, "logical": Layout.L
 
 @dataclass(frozen=True)
 class LayoutPropagation(Pass):
-    """Give every tensor the physical order that its ops ask for, and convert where two differ.
+    r"""Give every tensor the physical order that its ops ask for, and convert where two differ.
 
     The rules stand beside the ops in `dialects/layout_rules.py`. Required: the op gets what it asks
     for. Preferred and transparent: all tensors of the op have one order. Forward, an op takes the

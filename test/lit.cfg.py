@@ -1,5 +1,6 @@
 """lit's configuration: `lit test` in a checkout, or anywhere yolomlir is installed."""
 
+# ruff: noqa: F821  lit defines `config`
 import os
 import sys
 from pathlib import Path
