@@ -215,3 +215,19 @@ def sigmoid(x: ir.Value) -> ir.Value:
 def silu(x: ir.Value) -> ir.Value:
     """x sigmoid(x)."""
     return arith.mulf(x, sigmoid(x))
+
+
+def tanh(x: ir.Value) -> ir.Value:
+    """tanh(x) as 1 - 2 / (e^2x + 1): absolute error below 2^-21."""
+    power = exp2(arith.mulf(x, f32(2 * LOG2_E)))
+    return fma(reciprocal(arith.addf(power, f32(1.0))), f32(-2.0), f32(1.0))
+
+
+def sqrt(x: ir.Value) -> ir.Value:
+    """The square root, correctly rounded."""
+    return _intrinsic("llvm.sqrt.f32", [x])
+
+
+def absolute(x: ir.Value) -> ir.Value:
+    """|x|."""
+    return _intrinsic("llvm.fabs.f32", [x])

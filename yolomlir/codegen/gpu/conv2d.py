@@ -1,0 +1,324 @@
+"""The `conv2d` family: NHWC implicit GEMM on tensor cores.
+
+Rows of A are output pixels, columns of B output channels, K runs over (kh, kw, c). A block loads
+steps of K into a ring of buffers (`conv2d_load.py`), multiplies them fragment by fragment
+(`mma.sync` of TF32; three products an element pair for `fp32`), and applies the dispatch's epilogue
+to the accumulators before it stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from yolomlir.bindings import arith, func, ir
+from yolomlir.codegen.gpu import instructions
+from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, KernelBuilder, f32, guard, loop, select
+from yolomlir.codegen.gpu.conv2d_load import (
+    CHUNK,
+    ImageLoader,
+    InputLoader,
+    Loader,
+    WeightLoader,
+    swizzle,
+)
+from yolomlir.codegen.gpu.conv2d_store import OutputStore
+from yolomlir.codegen.gpu.conv2d_tile import STAGING_PADDING, ConvTile, default_tile, objection
+from yolomlir.codegen.gpu.conv_problem import ConvProblem, match_conv
+from yolomlir.codegen.gpu.generate import register_family
+from yolomlir.codegen.gpu.kernel import Kernel
+from yolomlir.diagnostics import UserError
+from yolomlir.target import Target
+
+Fragments = list[list[list[ir.Value]]]
+"""Accumulators of a warp: [16-pixel row][8-channel column][4 registers]."""
+
+
+@register_family("conv2d")
+def generate_conv2d(function: func.FuncOp, target: Target, precision: str, name: str) -> Kernel:
+    """The kernel of a `conv2d` dispatch, with the tile of its `yolo.tile` or the default one.
+
+    Raises UnsupportedError for another form than section 4 of the architecture's, UserError for a
+    tile that is not legal.
+    """
+    problem = match_conv(function.operation, precision=precision)
+    attributes = function.operation.attributes
+    if "yolo.tile" in attributes:
+        tile = ConvTile.from_attribute(attributes["yolo.tile"])
+    else:
+        tile = default_tile(problem.shape, target, precision)
+    reason = objection(tile, problem.shape, target, precision)
+    if reason is not None:
+        raise UserError(f"illegal tile {tile}: {reason}", where=name)
+    return ConvKernel(problem, tile, target, precision, name, function.operation.location).build()
+
+
+class ConvKernel:
+    """One kernel under construction; `build` runs its phases in order."""
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        tile: ConvTile,
+        target: Target,
+        precision: str,
+        name: str,
+        location: ir.Location,
+    ) -> None:
+        self.problem, self.tile = problem, tile
+        self.shape = problem.shape
+        self.overlap = target.programmatic_launch
+        self.exact = precision == "fp32"
+        self._builder = KernelBuilder(
+            name,
+            problem.parameters,
+            threads=tile.threads,
+            shared_bytes=tile.shared_bytes(self.shape, len(problem.epilogue.channel)),
+            location=location,
+        )
+
+    def build(self) -> Kernel:
+        """The kernel."""
+        with self._builder as k:
+            self._place(k)
+            prologue = self._prologue()
+            if self.tile.unrolled(self.shape):
+                accumulators = self._unrolled_loop(prologue)
+            else:
+                accumulators = self._rolled_loop()
+            if self.overlap and not self.tile.release_early:
+                instructions.release_dependents()
+            if self.tile.is_staged:
+                self._staged_epilogue(k, accumulators)
+            else:
+                self._direct_epilogue(accumulators)
+        return k.finish(self.tile.grid(self.shape), programmatic=self.overlap)
+
+    # ---- phases ---------------------------------------------------------------------------------
+
+    def _place(self, k: KernelBuilder) -> None:
+        """Which part of the output and of shared memory this thread has to do with."""
+        t = self.tile
+        self.first_pixel = k.block_x * t.block_m
+        self.first_channel = k.block_y * t.block_n
+        self.lane, warp = k.thread % 32, k.thread // 32
+        self.warp_row = (warp % t.warps_m) * t.warp_m
+        self.warp_column = (warp // t.warps_m % t.warps_n) * t.warp_n
+        self.warp_slice = warp // (t.warps_m * t.warps_n)
+        main_bytes = t.main_bytes(self.shape)
+        self.ring = k.shared("float32", t.buffers(self.shape) * t.stage_elements())
+        self.store = OutputStore(k, self.problem, t, self.first_channel, main_bytes)
+        self.weights = WeightLoader(
+            t, self.shape, k.arguments[self.problem.weight].buffer, self.ring,
+            k.thread, self.first_channel,
+        )  # fmt: skip
+        loader = InputLoader if self.shape.source_vector else ImageLoader
+        self.inputs: Loader = loader(
+            t, self.problem, k.arguments, self.ring, k.thread, self.first_pixel
+        )
+        self._place_fragments()
+
+    def _place_fragments(self) -> None:
+        """Offsets in a stage that this lane gives `ldmatrix`, for the first product of a step.
+
+        A's four matrices are rows 0-7 and 8-15 of the first chunk, then of the second; B's are the
+        two chunks of channels 0-7, then of 8-15. Later products are reached by an exclusive or of
+        the chunk's number, since rows begin at multiples of the row length.
+        """
+        t, lane = self.tile, self.lane
+        products = t.block_k // 8 // t.warps_k
+        own = self.warp_slice * (2 * products)
+
+        def offset(row: Int, chunk: Int) -> Int:
+            return row * t.block_k + (swizzle(row, chunk ^ own, t.block_k) * CHUNK)
+
+        self.a_offset = self.warp_row * t.block_k + offset(lane % 16, lane // 16)
+        b_base = self.warp_column * t.block_k
+        pairs = lane % 8 + (lane // 16) * 8
+        self.b_offset = b_base + offset(pairs, (lane // 8) % 2)
+        self.b_last_offset = b_base + offset(lane % 8, (lane // 8) % 2)
+
+    def _prologue(self) -> int:
+        """Start the first steps; how many. Weights do not depend on earlier kernels, so they come
+        before the wait."""
+        count = self._ahead()
+        stages = [Int.of(s * self.tile.stage_elements()) for s in range(count)]
+        for step, stage in enumerate(stages):
+            self.weights.load(Int.of(step), stage)
+        self.store.load_vectors()
+        if self.overlap:
+            instructions.wait_for_predecessors()
+            if self.tile.release_early:
+                instructions.release_dependents()
+        for step, stage in enumerate(stages):
+            self.inputs.load(Int.of(step), stage)
+            instructions.copy_commit()
+        return count
+
+    def _ahead(self) -> int:
+        """Steps that are loaded before the first product."""
+        steps, buffers = self.tile.k_tiles(self.shape), self.tile.buffers(self.shape)
+        return steps if steps <= buffers else buffers - 1
+
+    def _load(self, step: Int, stage: Int) -> None:
+        self.weights.load(step, stage)
+        self.inputs.load(step, stage)
+
+    def _unrolled_loop(self, ahead: int) -> Fragments:
+        steps, buffers = self.tile.k_tiles(self.shape), self.tile.buffers(self.shape)
+        accumulators = self._zero()
+        committed = ahead
+        for step in range(steps):
+            instructions.copy_wait(committed - step - 1)
+            instructions.barrier()
+            if committed < steps:
+                stage = committed % buffers * self.tile.stage_elements()
+                self._load(Int.of(committed), Int.of(stage))
+                instructions.copy_commit()
+                committed += 1
+            stage = step % buffers * self.tile.stage_elements()
+            accumulators = self._multiply_step(Int.of(stage), accumulators)
+        return accumulators
+
+    def _rolled_loop(self) -> Fragments:
+        t = self.tile
+        steps, size = t.k_tiles(self.shape), t.stage_elements()
+        ahead, end = t.stages - 1, t.stages * t.stage_elements()
+
+        def after(stage: Int) -> Int:
+            moved = stage + size
+            return select(moved.equals(end), 0, moved)
+
+        flat = [v for row in self._zero() for column in row for v in column]
+        start = [*flat, Int.of(0), Int.of(ahead * size)]
+        with loop(0, steps, carried=start) as it:
+            read, write = Int.of(it.carried[-2]), Int.of(it.carried[-1])
+            instructions.copy_wait(ahead - 1)
+            instructions.barrier()
+            with guard((it.index + ahead) < steps):
+                self._load(it.index + ahead, write)
+            instructions.copy_commit()
+            result = self._multiply_step(read, self._fragments(it.carried[:-2]))
+            values = [v for row in result for column in row for v in column]
+            it.advance([*values, after(read), after(write)])
+        return self._fragments(it.results[:-2])
+
+    # ---- products -------------------------------------------------------------------------------
+
+    def _zero(self) -> Fragments:
+        zero = f32(0.0)
+        rows, columns = self.tile.warp_m // 16, self.tile.warp_n // 8
+        return [[[zero] * 4 for _ in range(columns)] for _ in range(rows)]
+
+    def _fragments(self, values: Sequence[Int | ir.Value]) -> Fragments:
+        rows, columns = self.tile.warp_m // 16, self.tile.warp_n // 8
+        it = iter([v.value if isinstance(v, Int) else v for v in values])
+        return [[[next(it) for _ in range(4)] for _ in range(columns)] for _ in range(rows)]
+
+    def _multiply_step(self, stage: Int, accumulators: Fragments) -> Fragments:
+        """Add a step's products to the accumulators."""
+        for product in range(self.tile.block_k // 8 // self.tile.warps_k):
+            a = self._load_a(stage, product)
+            b = self._load_b(stage, product)
+            accumulators = [
+                [self._multiply(x, y, c) for y, c in zip(b, row, strict=True)]
+                for x, row in zip(a, accumulators, strict=True)
+            ]
+        return accumulators
+
+    def _load_a(self, stage: Int, product: int) -> list[tuple[list[ir.Value], list[ir.Value]]]:
+        offset = stage + (self.a_offset ^ (product * 2 * CHUNK))
+        rows = [
+            instructions.load_matrices(self.ring, offset + i * 16 * self.tile.block_k, 4)
+            for i in range(self.tile.warp_m // 16)
+        ]
+        rounded = all(source.rounded for source in self.problem.sources)
+        return [self._split(values, rounded=rounded) for values in rows]
+
+    def _load_b(self, stage: Int, product: int) -> list[tuple[list[ir.Value], list[ir.Value]]]:
+        t = self.tile
+        base = stage + t.block_m * t.block_k
+        pair = base + (self.b_offset ^ (product * 2 * CHUNK))
+        columns = t.warp_n // 8
+        loaded: list[list[ir.Value]] = []
+        for j in range(0, columns - 1, 2):
+            values = instructions.load_matrices(self.ring, pair + j * 8 * t.block_k, 4)
+            loaded += [values[:2], values[2:]]
+        if columns % 2:
+            last = base + (self.b_last_offset ^ (product * 2 * CHUNK))
+            last = last + (columns - 1) * 8 * t.block_k
+            loaded.append(instructions.load_matrices(self.ring, last, 2))
+        return [self._split(values, rounded=True) for values in loaded]
+
+    def _split(
+        self, values: list[ir.Value], *, rounded: bool
+    ) -> tuple[list[ir.Value], list[ir.Value]]:
+        """TF32 bits of the values, and for `fp32` of what the rounding left over."""
+        if not self.exact:
+            to_bits = instructions.bits if rounded else instructions.round_to_tf32
+            return [to_bits(v) for v in values], []
+        big = [instructions.round_to_tf32(v) for v in values]
+        rest = [arith.subf(v, instructions.from_bits(b)) for v, b in zip(values, big, strict=True)]
+        return big, [instructions.round_to_tf32(r) for r in rest]
+
+    def _multiply(
+        self,
+        a: tuple[list[ir.Value], list[ir.Value]],
+        b: tuple[list[ir.Value], list[ir.Value]],
+        c: list[ir.Value],
+    ) -> list[ir.Value]:
+        """a b + c. For `fp32` the three leading of four partial products, the small ones first; the
+        fourth is below 2^-22 of the product."""
+        if self.exact:
+            c = instructions.multiply_tf32(a[1], b[0], c)
+            c = instructions.multiply_tf32(a[0], b[1], c)
+        return instructions.multiply_tf32(a[0], b[0], c)
+
+    # ---- epilogues ------------------------------------------------------------------------------
+
+    def _direct_epilogue(self, accumulators: Fragments) -> None:
+        """Store from the registers: a lane has two neighbours of a row at a time."""
+        instructions.copy_wait(0)
+        row = self.first_pixel + self.warp_row + self.lane // 4
+        column = self.warp_column + (self.lane % 4) * 2
+        for i, fragments in enumerate(accumulators):
+            for half in (0, 1):
+                pixel = row + (16 * i + 8 * half)
+                runs = [
+                    (column + 8 * j, c[2 * half : 2 * half + 2]) for j, c in enumerate(fragments)
+                ]
+                self.store.store_row(pixel, runs)
+
+    def _staged_epilogue(self, k: KernelBuilder, accumulators: Fragments) -> None:
+        """Add the warps' partial sums through shared memory, then store whole rows."""
+        t = self.tile
+        length = t.block_n + STAGING_PADDING
+        staged = k.shared("float32", t.staging_elements())
+        instructions.copy_wait(0)
+        instructions.barrier()  # the ring is free
+        row = self.warp_slice * t.block_m + self.warp_row + self.lane // 4
+        start = row * length + self.warp_column + (self.lane % 4) * 2
+        for i, fragments in enumerate(accumulators):
+            for j, c in enumerate(fragments):
+                for half in (0, 1):
+                    offset = start + ((16 * i + 8 * half) * length + 8 * j)
+                    staged.store_vector(offset, c[2 * half : 2 * half + 2])
+        instructions.barrier()
+        width = min(self.store.vector, CHUNK)
+        runs_per_row = t.block_n // width
+        for i in range(-(-t.block_m * runs_per_row // t.threads)):
+            run = k.thread + i * t.threads
+            ragged = (i + 1) * t.threads > t.block_m * runs_per_row
+            inside = run < t.block_m * runs_per_row if ragged else Bool(None, True)
+            with guard(inside):
+                self._store_staged(staged, run // runs_per_row, (run % runs_per_row) * width, width)
+
+    def _store_staged(self, staged: Buffer, row: Int, column: Int, width: int) -> None:
+        """Sum one run of channels over the slices of K, in order, and store it."""
+        t = self.tile
+        length = t.block_n + STAGING_PADDING
+        start = row * length + column
+        total = staged.load_vector(start, width)
+        for part in range(1, t.warps_k):
+            more = staged.load_vector(start + part * t.block_m * length, width)
+            total = [arith.addf(a, b) for a, b in zip(total, more, strict=True)]
+        self.store.store_row(self.first_pixel + row, [(column, total)])

@@ -1,0 +1,321 @@
+"""How a block of a convolution brings one step of K into shared memory.
+
+A stage holds the input's tile, block_m rows (pixels) of block_k, then the weights' tile, block_n
+rows (channels) of block_k. Rows lie in 16-byte chunks, permuted within a row so that the eight rows
+of an `ldmatrix` meet eight different banks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from yolomlir.bindings import arith, ir
+from yolomlir.codegen.gpu.builder import (
+    TRUE,
+    Argument,
+    Bool,
+    Buffer,
+    Int,
+    f32,
+    guard,
+    select,
+    select_float,
+)
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile
+from yolomlir.codegen.gpu.conv_problem import ConvProblem, ConvShape, Source
+from yolomlir.codegen.gpu.instructions import copy_async
+
+CHUNK = 4
+"""Floats of 16 bytes: what `ldmatrix` takes as a row of a matrix."""
+_MASK_BITS = 32
+
+
+class Loader(Protocol):
+    """Brings step `k_tile` of K to `stage` (an element offset); nothing of it is read before."""
+
+    def load(self, k_tile: Int, stage: Int) -> None:
+        """Issue the copies of a step."""
+
+
+def swizzle(row: Int, chunk: Int | int, block_k: int) -> Int:
+    """The chunk's place in its row: rows of one 128-byte line share a permutation."""
+    chunks = block_k // CHUNK
+    rows_per_line = max(1, 32 // block_k)
+    return Int.of(chunk) ^ ((row // rows_per_line) % min(chunks, 8))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One copy a thread does a step: its row of the tile (`shift` below the thread's first), where
+    it goes, whether it exists."""
+
+    row: Int
+    shift: int
+    target: Int
+    exists: Bool
+
+
+def share_rows(thread: Int, threads: int, rows: int, block_k: int, vector: int) -> list[Slot]:
+    """The copies of a tile of `rows` that fall to a thread, all in the same columns.
+
+    Copy c of row r is elements [c vector, (c + 1) vector).
+    """
+    columns = block_k // vector
+    step = threads // columns
+    column, first = thread % columns, thread // columns
+    permuted_alike = step % 8 == 0
+    slots = []
+    for i in range(-(-rows // step)):
+        row = first + i * step
+        if permuted_alike:  # the permutation repeats every 8 rows
+            target = _place(first, column, vector, block_k) + i * step * block_k
+        else:
+            target = _place(row, column, vector, block_k)
+        exists = row < rows if (i + 1) * step > rows else TRUE
+        slots.append(Slot(row, i * step, target, exists))
+    return slots
+
+
+def _place(row: Int, column: Int, vector: int, block_k: int) -> Int:
+    if vector == CHUNK:
+        return row * block_k + swizzle(row, column, block_k) * CHUNK
+    per_chunk = CHUNK // vector
+    inside = (column % per_chunk) * vector
+    return row * block_k + swizzle(row, column // per_chunk, block_k) * CHUNK + inside
+
+
+class WeightLoader:
+    """Weights O x K, K contiguous. They are there from the start: no need to wait for them."""
+
+    def __init__(
+        self, tile: ConvTile, shape: ConvShape, weights: Buffer, shared: Buffer,
+        thread: Int, first_channel: Int,
+    ) -> None:  # fmt: skip
+        self._tile, self._shape = tile, shape
+        self._weights, self._shared = weights, shared
+        self._vector = shape.weight_vector
+        self._column = (thread % (tile.block_k // self._vector)) * self._vector
+        self._slots = share_rows(thread, tile.threads, tile.block_n, tile.block_k, self._vector)
+        first = first_channel + self._slots[0].row
+        self._first_channel = first
+        self._row_offset = first * shape.k + self._column
+
+    def load(self, k_tile: Int, stage: Int) -> None:
+        """Issue the copies of a step; zeros beyond the last channel and the end of K."""
+        tile, shape = self._tile, self._shape
+        k = k_tile * tile.block_k
+        inside = (k + self._column) < shape.k if shape.k % tile.block_k else TRUE
+        base = tile.block_m * tile.block_k
+        start = self._row_offset + k
+        for slot in self._slots:
+            live = inside
+            if shape.out_channels % tile.block_n:
+                live = live & ((self._first_channel + slot.shift) < shape.out_channels)
+            with guard(slot.exists):
+                copy_async(
+                    self._shared, stage + slot.target + base,
+                    self._weights, start + slot.shift * shape.k,
+                    self._vector, live=live,
+                )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pixel:
+    """Where the window of an output pixel begins, for one row of the input's tile.
+
+    top, left: its first row and column in the input, negative in the padding. image: of the batch.
+    inside: the pixel exists. mask: bit t is set where tap t lies in the input; None when that is
+    computed a tap (`inside` alone where no tap can be outside).
+    """
+
+    image: Int
+    top: Int
+    left: Int
+    inside: Bool
+    mask: Int | None
+
+
+def pixel_at(m: Int, shape: ConvShape, block_m: int, *, use_mask: bool) -> Pixel:
+    """The window of flat output pixel `m`, in [0, M) or beyond where M is ragged."""
+    plane = shape.out_h * shape.out_w
+    image = m // plane if shape.batch > 1 else Int.of(0)
+    in_plane = m - image * plane
+    row, column = in_plane // shape.out_w, in_plane % shape.out_w
+    top = row * shape.stride_h - shape.pad_top
+    left = column * shape.stride_w - shape.pad_left
+    inside = m < shape.pixels if shape.pixels % block_m else TRUE
+    mask = None
+    if use_mask:
+        columns = Int.of(0)
+        for kw in range(shape.kernel_w):
+            valid = (left + kw * shape.dilation_w) < shape.width
+            columns = columns | select(valid, 1 << kw, 0)
+        mask = Int.of(0)
+        for kh in range(shape.kernel_h):
+            valid = inside & ((top + kh * shape.dilation_h) < shape.height)
+            mask = mask | select(valid, columns << (kh * shape.kernel_w), 0)
+    return Pixel(image, top, left, inside, mask)
+
+
+class InputLoader:
+    """Float32 inputs by asynchronous copies of 4, 2 or 1 channels, from one source or several."""
+
+    def __init__(
+        self, tile: ConvTile, problem: ConvProblem, arguments: list[Argument], shared: Buffer,
+        thread: Int, first_pixel: Int,
+    ) -> None:  # fmt: skip
+        self._tile, self._shape = tile, problem.shape
+        self._sources = problem.sources
+        self._arguments = arguments
+        self._shared = shared
+        shape = problem.shape
+        self._vector = shape.source_vector
+        self._column = (thread % (tile.block_k // self._vector)) * self._vector
+        last_tap = (tile.k_tiles(shape) * tile.block_k - 1) // shape.in_channels
+        use_mask = not shape.in_bounds and last_tap < _MASK_BITS
+        self._slots = share_rows(thread, tile.threads, tile.block_m, tile.block_k, self._vector)
+        self._pixels = [
+            pixel_at(first_pixel + slot.row, shape, tile.block_m, use_mask=use_mask)
+            for slot in self._slots
+        ]
+        self._starts = [
+            [self._start(source, pixel) for pixel in self._pixels] for source in self._sources
+        ]
+
+    def _start(self, source: Source, pixel: Pixel) -> Int:
+        """Element offset of the window's first pixel in a source."""
+        return self._offset(source, pixel, pixel.top, pixel.left)
+
+    def _offset(self, source: Source, pixel: Pixel, row: Int, column: Int) -> Int:
+        pitch = self._arguments[source.argument].pitch_or_fail()
+        row, column = row // source.upsample, column // source.upsample
+        return ((pixel.image * source.height + row) * source.width + column) * pitch
+
+    def load(self, k_tile: Int, stage: Int) -> None:
+        """Issue the copies of a step; zeros in the padding and beyond M and K."""
+        tile, shape = self._tile, self._shape
+        tap, channel = self._tap(k_tile)
+        kh, kw = tap // shape.kernel_w, tap % shape.kernel_w
+        k = k_tile * tile.block_k + self._column
+        inside = k < shape.k if shape.k % tile.block_k else TRUE
+        bit = Int.of(1) << tap if self._pixels[0].mask is not None else Int.of(0)
+        alive = [self._live(pixel, bit, kh, kw, inside) for pixel in self._pixels]
+        for number, source in enumerate(self._sources):
+            with guard(self._belongs(source, channel)):
+                within = channel - source.first
+                self._copy(number, source, kh, kw, within, stage, alive)
+
+    def _tap(self, k_tile: Int) -> tuple[Int, Int]:
+        """The tap and the channel (of all sources together) of this thread's columns."""
+        tile, shape = self._tile, self._shape
+        if shape.taps == 1:
+            return Int.of(0), k_tile * tile.block_k + self._column
+        if shape.in_channels % tile.block_k == 0:  # the same tap for the whole block
+            per_tap = shape.in_channels // tile.block_k
+            return k_tile // per_tap, (k_tile % per_tap) * tile.block_k + self._column
+        k = k_tile * tile.block_k + self._column
+        return k // shape.in_channels, k % shape.in_channels
+
+    def _belongs(self, source: Source, channel: Int) -> Bool:
+        if len(self._sources) == 1:
+            return TRUE
+        return (channel - source.first) < source.channels
+
+    def _live(self, pixel: Pixel, bit: Int, kh: Int, kw: Int, inside: Bool) -> Bool:
+        """Whether this thread's columns of a row are in the input."""
+        shape = self._shape
+        if shape.in_bounds:
+            return pixel.inside & inside
+        if pixel.mask is not None:  # no bit is set beyond the last tap, so not beyond K
+            return ~(pixel.mask & bit).equals(0)
+        row = (pixel.top + kh * shape.dilation_h) < shape.height
+        column = (pixel.left + kw * shape.dilation_w) < shape.width
+        return pixel.inside & inside & row & column
+
+    def _copy(
+        self, number: int, source: Source, kh: Int, kw: Int, channel: Int, stage: Int,
+        alive: list[Bool],
+    ) -> None:  # fmt: skip
+        shape = self._shape
+        argument = self._arguments[source.argument]
+        row, column = kh * shape.dilation_h, kw * shape.dilation_w
+        shift = (row * source.width + column) * argument.pitch_or_fail() + channel
+        for slot, pixel, start, live in zip(
+            self._slots, self._pixels, self._starts[number], alive, strict=True
+        ):
+            offset = start + shift
+            if source.upsample > 1 and shape.taps > 1:
+                top, left = pixel.top + row, pixel.left + column
+                offset = self._offset(source, pixel, top, left) + channel
+            with guard(slot.exists):
+                copy_async(
+                    self._shared, stage + slot.target, argument.buffer, offset, self._vector,
+                    live=live, through_l1=self._tile.through_l1,
+                )  # fmt: skip
+
+
+class ImageLoader:
+    """A uint8 image, converted and scaled on its way: a thread has whole rows of the tile.
+
+    The loop over K is unrolled, so taps and channels are constants. Synchronous: its loads wait.
+    """
+
+    def __init__(
+        self, tile: ConvTile, problem: ConvProblem, arguments: list[Argument], shared: Buffer,
+        thread: Int, first_pixel: Int,
+    ) -> None:  # fmt: skip
+        self._tile, self._shape = tile, problem.shape
+        self._source = problem.sources[0]
+        self._argument = arguments[self._source.argument]
+        self._shared = shared
+        shape = problem.shape
+        use_mask = not shape.in_bounds and shape.taps <= _MASK_BITS
+        self._rows = []
+        for i in range(-(-tile.block_m // tile.threads)):
+            row = thread + i * tile.threads
+            exists = row < tile.block_m if (i + 1) * tile.threads > tile.block_m else TRUE
+            pixel = pixel_at(first_pixel + row, shape, tile.block_m, use_mask=use_mask)
+            self._rows.append((row, exists, pixel))
+
+    def load(self, k_tile: Int, stage: Int) -> None:
+        """Load, convert and store a step; `k_tile` must be a constant."""
+        if k_tile.known is None:
+            raise ValueError("an image is read in an unrolled loop")
+        first = k_tile.known * self._tile.block_k
+        for row, exists, pixel in self._rows:
+            with guard(exists):
+                for chunk in range(self._tile.block_k // CHUNK):
+                    ks = range(first + chunk * CHUNK, first + (chunk + 1) * CHUNK)
+                    place = swizzle(row, chunk, self._tile.block_k) * CHUNK
+                    target = stage + row * self._tile.block_k + place
+                    self._shared.store_vector(target, [self._element(pixel, k) for k in ks])
+
+    def _element(self, pixel: Pixel, k: int) -> ir.Value:
+        """The float32 at (pixel, k); zero in the padding. Reads element 0 where there is none."""
+        shape = self._shape
+        if k >= shape.k:
+            return f32(0.0)
+        tap, channel = divmod(k, shape.in_channels)
+        kh, kw = divmod(tap, shape.kernel_w)
+        row, column = kh * shape.dilation_h, kw * shape.dilation_w
+        live = self._live(pixel, tap, row, column)
+        source = self._source
+        top, left = pixel.top + row, pixel.left + column
+        line = pixel.image * source.height + top // source.upsample
+        flat = line * source.width + left // source.upsample
+        offset = flat * self._argument.pitch_or_fail() + channel
+        loaded = self._argument.buffer.load(select(live, offset, 0))
+        value = arith.uitofp(ir.F32Type.get(), loaded)
+        if source.scale != 1.0:
+            value = arith.mulf(value, f32(source.scale))
+        return select_float(live, value, f32(0.0))
+
+    def _live(self, pixel: Pixel, tap: int, row: int, column: int) -> Bool:
+        shape = self._shape
+        if shape.in_bounds:
+            return pixel.inside
+        if pixel.mask is not None:
+            return ~(pixel.mask & (1 << tap)).equals(0)
+        in_rows = (pixel.top + row) < shape.height
+        return pixel.inside & in_rows & ((pixel.left + column) < shape.width)

@@ -1,0 +1,278 @@
+"""Tiles of the `conv2d` family: what can be chosen, what is legal, a choice by shape and GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.conv_problem import ConvShape
+from yolomlir.diagnostics import UnsupportedError, UserError
+from yolomlir.target import Target
+
+STAGING_PADDING = 8
+"""Floats between rows of the staged output: rows 8 banks apart make its writes conflict-free."""
+_MAX_UNROLLED = 1536
+"""Tensor-core instructions of a fully unrolled warp; more makes ptxas slow and misses the
+instruction cache."""
+
+
+@dataclass(frozen=True)
+class ConvTile:
+    """A configuration of the implicit GEMM.
+
+    block_m x block_n outputs (pixels x channels) a block, in steps of block_k over K. Its warps
+    divide the outputs warps_m x warps_n ways, and each step of K warps_k ways: their partial sums
+    are added in a fixed order. stages: buffers of the asynchronous pipeline. unroll: the whole loop
+    over K. through_l1: inputs come through L1 (a pixel is read once a tap). staged: the result goes
+    through shared memory, so that stores are whole rows (always so for warps_k > 1).
+    release_early: dependent kernels may start with this one, not only after its main loop.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps_m: int = 1
+    warps_n: int = 1
+    warps_k: int = 1
+    stages: int = 3
+    unroll: bool = False
+    through_l1: bool = False
+    staged: bool = False
+    release_early: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps_m * self.warps_n * self.warps_k
+
+    @property
+    def warp_m(self) -> int:
+        """Output pixels of a warp."""
+        return self.block_m // self.warps_m
+
+    @property
+    def warp_n(self) -> int:
+        """Output channels of a warp."""
+        return self.block_n // self.warps_n
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the result goes through shared memory."""
+        return self.staged or self.warps_k > 1
+
+    def k_tiles(self, shape: ConvShape) -> int:
+        """Steps over K."""
+        return -(-shape.k // self.block_k)
+
+    def buffers(self, shape: ConvShape) -> int:
+        """Stages that are of use: at most one a step."""
+        return min(self.stages, self.k_tiles(shape))
+
+    def unrolled(self, shape: ConvShape) -> bool:
+        """Whether the loop over K is unrolled: by choice, or since every step has its buffer."""
+        return self.unroll or self.k_tiles(shape) <= self.stages
+
+    def grid(self, shape: ConvShape) -> tuple[int, int, int]:
+        """Blocks: over pixels, then over channels."""
+        return -(-shape.pixels // self.block_m), -(-shape.out_channels // self.block_n), 1
+
+    def stage_elements(self) -> int:
+        """Floats of one pipeline stage: the input's tile, then the weights'."""
+        return (self.block_m + self.block_n) * self.block_k
+
+    def staging_elements(self) -> int:
+        """Floats of the staged partial sums."""
+        if not self.is_staged:
+            return 0
+        return self.warps_k * self.block_m * (self.block_n + STAGING_PADDING)
+
+    def main_bytes(self, shape: ConvShape) -> int:
+        """Shared memory of the pipeline, which the staged output reuses."""
+        return 4 * max(self.buffers(shape) * self.stage_elements(), self.staging_elements())
+
+    def shared_bytes(self, shape: ConvShape, channel_vectors: int = 1) -> int:
+        """Shared memory of a block: the pipeline, then bias-like vectors."""
+        return self.main_bytes(shape) + 4 * self.block_n * channel_vectors
+
+    def to_attribute(self) -> ir.Attribute:
+        """The `yolo.tile` dictionary, in the current context."""
+        i64 = ir.IntegerType.get_signless(64)
+        return ir.DictAttr.get(
+            {
+                field.name: ir.BoolAttr.get(value)
+                if isinstance(value, bool)
+                else ir.IntegerAttr.get(i64, value)
+                for field in dataclasses.fields(self)
+                for value in (getattr(self, field.name),)
+            }
+        )
+
+    @staticmethod
+    def from_attribute(attribute: ir.Attribute) -> ConvTile:
+        """The inverse; missing options have their defaults. Raises UserError for unknown ones."""
+        fields = {f.name: f for f in dataclasses.fields(ConvTile)}
+        values: dict[str, int | bool] = {}
+        for named in ir.DictAttr(attribute):
+            if named.name not in fields:
+                raise UserError(
+                    f"a conv2d tile has no option '{named.name}'",
+                    where="yolo.tile",
+                    hint=f"options: {', '.join(fields)}",
+                )
+            flag = isinstance(named.attr, ir.BoolAttr)
+            values[named.name] = named.attr.value if flag else int(ir.IntegerAttr(named.attr).value)
+        missing = {"block_m", "block_n", "block_k"} - values.keys()
+        if missing:
+            raise UserError(f"a conv2d tile needs {', '.join(sorted(missing))}", where="yolo.tile")
+        return ConvTile(**values)
+
+
+def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) -> str | None:
+    """Why a kernel cannot be made of this tile; None where it can.
+
+    What passes assembles without spills and within the target's limits.
+    """
+    t = tile
+    if min(t.block_m, t.block_n, t.warps_m, t.warps_n, t.warps_k, t.stages) < 1:
+        return "sizes and counts must be positive"
+    if t.block_k not in (8, 16, 32, 64, 128):
+        return f"block_k = {t.block_k} is not one of 8, 16, 32, 64, 128"
+    if t.block_m % (16 * t.warps_m):
+        return f"block_m = {t.block_m} is not a multiple of 16 x warps_m = {16 * t.warps_m}"
+    if t.block_n % (8 * t.warps_n):
+        return f"block_n = {t.block_n} is not a multiple of 8 x warps_n = {8 * t.warps_n}"
+    if (t.block_k // 8) % t.warps_k:
+        return f"warps_k = {t.warps_k} does not divide the {t.block_k // 8} products of a step"
+    if t.threads > 512:
+        return f"{t.threads} threads; at most 512 keep 128 registers a thread"
+    for vector in (shape.source_vector or 4, shape.weight_vector):
+        if t.threads % (t.block_k // vector):
+            return f"{t.threads} threads cannot share rows of {t.block_k // vector} copies"
+    limit = 96 if t.threads <= 256 else 64
+    if precision == "fp32":
+        limit //= 2
+    if t.warp_m * t.warp_n // 32 > limit:
+        return f"{t.warp_m * t.warp_n // 32} accumulators a thread; at most {limit}"
+    if t.stages < 2 and t.k_tiles(shape) > 1:
+        return "one stage cannot hold a loop of several steps"
+    if shape.source_vector == 0 and not t.unrolled(shape):
+        return "an input that is converted needs an unrolled loop"
+    products = (t.warp_m // 16) * (t.warp_n // 8) * (t.block_k // 8) // t.warps_k
+    if t.unrolled(shape) and t.k_tiles(shape) * products > _MAX_UNROLLED:
+        return f"{t.k_tiles(shape) * products} unrolled products; at most {_MAX_UNROLLED}"
+    need = t.shared_bytes(shape)
+    if need > target.shared_memory_bytes:
+        return f"{need} bytes of shared memory; {target.name} has {target.shared_memory_bytes}"
+    return None
+
+
+def tile_space(shape: ConvShape, target: Target, precision: str) -> Iterator[ConvTile]:
+    """Every candidate worth considering, all legal, in a fixed order."""
+    for block_m in (16, 32, 64, 128, 256):
+        if block_m > 16 and block_m >= 2 * shape.pixels:
+            continue
+        for block_n in _channel_blocks(shape.out_channels):
+            for warps_m, warps_n in _warp_grids(block_m, block_n):
+                outputs = ConvTile(block_m, block_n, 0, warps_m, warps_n)
+                yield from _over_k(outputs, shape, target, precision)
+
+
+def _channel_blocks(channels: int) -> list[int]:
+    """Multiples of 8 up to 128 that waste less than a quarter, or the least that covers all."""
+    covering = min(-(-channels // 8) * 8, 128)
+    sizes = {covering}
+    for size in (8, 16, 24, 32, 40, 48, 64, 80, 96, 128):
+        if size <= covering and -(-channels // size) * size <= 1.25 * channels:
+            sizes.add(size)
+    return sorted(sizes)
+
+
+def _warp_grids(block_m: int, block_n: int) -> list[tuple[int, int]]:
+    grids = []
+    for warps_m in (1, 2, 4, 8):
+        for warps_n in (1, 2, 4, 5):
+            fits = block_m % (16 * warps_m) == 0 and block_n % (8 * warps_n) == 0
+            if fits and warps_m * warps_n <= 8:
+                grids.append((warps_m, warps_n))
+    return grids
+
+
+def _over_k(
+    outputs: ConvTile, shape: ConvShape, target: Target, precision: str
+) -> Iterator[ConvTile]:
+    deep = -(-shape.k // 8) * 8
+    for block_k in (8, 16, 32, 64, 128):
+        if block_k > 8 and block_k >= 2 * deep:
+            continue
+        for warps_k in (1, 2, 4, 8):
+            for stages in (2, 3, 4, 6, 8):
+                tile = dataclasses.replace(outputs, block_k=block_k, warps_k=warps_k, stages=stages)
+                if stages > 2 and tile.k_tiles(shape) < stages:
+                    continue
+                unrolled = dataclasses.replace(tile, unroll=True)
+                for candidate in (tile,) if tile.unrolled(shape) else (tile, unrolled):
+                    if objection(candidate, shape, target, precision) is None:
+                        yield candidate
+
+
+# ---- a choice with no measurements --------------------------------------------------------------
+
+_CLOCK_HZ = 1.7e9
+_L2_BYTES_PER_CYCLE = 40.0
+"""Bytes a cycle and SM that asynchronous copies get from L2 with all SMs at it."""
+_L2_LATENCY = 700.0
+_TENSOR_EFFICIENCY = 0.6
+"""Share of the peak that `mma.sync` reaches on sm_90; on others copies and issue bound earlier."""
+_START = 1800.0
+"""Cycles from the launch to the first step: indices, first bytes from L2."""
+
+
+def estimate_us(tile: ConvTile, shape: ConvShape, target: Target, precision: str) -> float:
+    """A rough time of the kernel alone, microseconds, to rank tiles before any measurement.
+
+    The slowest of copies, tensor cores, instruction issue and latency, a step of K, for the blocks
+    that share an SM, times the waves; plus start and epilogue.
+    """
+    blocks = tile.grid(shape)[0] * tile.grid(shape)[1]
+    registers = 40 + tile.warp_m * tile.warp_n // 32 + tile.warp_m // 4 + tile.warp_n // 4
+    together = min(
+        target.shared_memory_per_sm_bytes // (tile.shared_bytes(shape) + 1024),
+        target.threads_per_sm // tile.threads,
+        target.registers_per_sm // (registers * tile.threads),
+        -(-blocks // target.multiprocessors),
+    )
+    if together < 1:
+        return float("inf")
+    waves = -(-blocks // (target.multiprocessors * together))
+    products = 3 if precision == "fp32" else 1
+    peak = target.tf32_tflops * 1e12 / 2 / target.multiprocessors / _CLOCK_HZ
+    tensor = tile.block_m * tile.block_n * tile.block_k * products / (peak * _TENSOR_EFFICIENCY)
+    copies = 4 * (tile.block_m + tile.block_n) * tile.block_k / _L2_BYTES_PER_CYCLE
+    warps = tile.threads // 32
+    steps = tile.block_k // 8 // tile.warps_k
+    rows, columns = tile.warp_m // 16, -(-tile.warp_n // 8)
+    issue = steps * (rows * 9 + columns + rows * columns * 2 * products) + 30
+    issue += 7 * (tile.block_m + tile.block_n) * tile.block_k / 4 / tile.threads
+    step = together * max(tensor, copies, issue * warps / 4)
+    latency = _L2_LATENCY / max(1, tile.stages - 1) + 60 + 30 * steps
+    if tile.unrolled(shape) and tile.k_tiles(shape) <= tile.stages:
+        latency = 60 + 30 * steps
+    outputs = tile.block_m * tile.block_n / tile.threads
+    epilogue = 400 + together * warps / 4 * outputs * 10 + (400 if tile.is_staged else 0)
+    cycles = waves * (tile.k_tiles(shape) * max(step, latency) + epilogue + _START)
+    return cycles / _CLOCK_HZ * 1e6
+
+
+@lru_cache(maxsize=1024)
+def default_tile(shape: ConvShape, target: Target, precision: str) -> ConvTile:
+    """The legal tile of the lowest estimate; the first in the order of `tile_space` among equals.
+
+    Raises UnsupportedError where no tile is legal.
+    """
+    candidates = list(tile_space(shape, target, precision))
+    if not candidates:
+        raise UnsupportedError(f"no conv2d tile fits {shape} on {target.name}")
+    return min(candidates, key=lambda t: estimate_us(t, shape, target, precision))
