@@ -93,11 +93,12 @@ def compile_checkpoint(
 
     Raises UserError for a checkpoint that is not YOLO26 detection, or options it cannot honour.
     """
+    from yolomlir.bindings import ir
     from yolomlir.dialects import yolo
 
     options = options.resolved()
     target = target_named(options.target)
-    with yolo.new_context():
+    with yolo.new_context(), ir.Location.unknown():
         imported = _import(checkpoint, options)
         module = _optimize(imported, options, target)
         text = str(module)
@@ -108,6 +109,7 @@ def compile_checkpoint(
 
 def emit(checkpoint: Checkpoint, options: CompileOptions, level: str) -> str:
     """The IR of a compile at one of `LEVELS`, as text. Raises UserError for an unknown level."""
+    from yolomlir.bindings import ir
     from yolomlir.dialects import yolo
 
     options = options.resolved()
@@ -116,7 +118,7 @@ def emit(checkpoint: Checkpoint, options: CompileOptions, level: str) -> str:
         raise UserError(f"unknown level '{level}'", hint=f"one of: {', '.join(LEVELS)}")
     if level in ("gpu", "ptx") and target.kind != "gpu":
         raise UserError(f"--emit {level} needs a GPU target", hint="add --target sm_120")
-    with yolo.new_context():
+    with yolo.new_context(), ir.Location.unknown():
         imported = _import(checkpoint, options)
         if level == "yolo":
             return str(imported.module)
