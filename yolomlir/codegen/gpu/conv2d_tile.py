@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv_problem import ConvShape
@@ -114,7 +115,7 @@ class ConvTile:
     def from_attribute(attribute: ir.Attribute) -> ConvTile:
         """The inverse; missing options have their defaults. Raises UserError for unknown ones."""
         fields = {f.name: f for f in dataclasses.fields(ConvTile)}
-        values: dict[str, int | bool] = {}
+        values: dict[str, Any] = {}
         for named in ir.DictAttr(attribute):
             if named.name not in fields:
                 raise UserError(
@@ -254,7 +255,7 @@ def estimate_us(tile: ConvTile, shape: ConvShape, target: Target, precision: str
     warps = tile.threads // 32
     steps = tile.block_k // 8 // tile.warps_k
     rows, columns = tile.warp_m // 16, -(-tile.warp_n // 8)
-    issue = steps * (rows * 9 + columns + rows * columns * 2 * products) + 30
+    issue = 30.0 + steps * (rows * 9 + columns + rows * columns * 2 * products)
     issue += 7 * (tile.block_m + tile.block_n) * tile.block_k / 4 / tile.threads
     step = together * max(tensor, copies, issue * warps / 4)
     latency = _L2_LATENCY / max(1, tile.stages - 1) + 60 + 30 * steps

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from yolomlir.dialects import yolo
-
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.builder import ELEMENT_BYTES
 from yolomlir.codegen.gpu.epilogue import Epilogue, match_epilogue
@@ -20,6 +18,7 @@ from yolomlir.codegen.gpu.linalg_match import (
     unpadded,
 )
 from yolomlir.diagnostics import UnsupportedError
+from yolomlir.dialects import yolo
 
 _HINT = "docs/architecture.md, section 4, lists the forms that kernels are made from"
 ROOT = "linalg.conv_2d_nhwc_fhwc"
@@ -236,7 +235,7 @@ def _source(root: ir.Operation, value: ir.Value, first: int, rounded: set[int]) 
 
 def _upsampling(root: ir.Operation, generic: ir.Operation) -> int:
     """The factor of a nearest-neighbour upsampling: its input map is (n, h/f, w/f, c)."""
-    input_map = list(ir.ArrayAttr(generic.attributes["indexing_maps"]))[0]
+    input_map = next(iter(ir.ArrayAttr(generic.attributes["indexing_maps"])))
     for factor in (1, 2, 4, 8):
         n, h, w, c = (ir.AffineDimExpr.get(i) for i in range(4))
         rows = h if factor == 1 else ir.AffineExpr.get_floor_div(h, factor)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-from yolomlir.dialects import yolo
 
 from yolomlir.bindings import arith, ir
 from yolomlir.codegen.gpu import instructions
 from yolomlir.codegen.gpu.builder import f32
 from yolomlir.codegen.gpu.linalg_match import argument_number, constant_float, defining, made_by
 from yolomlir.diagnostics import UnsupportedError
+from yolomlir.dialects import yolo
 
 _HINT = "docs/architecture.md, section 4, lists the forms that kernels are made from"
 
@@ -121,7 +120,7 @@ def _emit(op: ir.Operation, operands: list[ir.Value]) -> ir.Value:
     return _clone(op, operands)
 
 
-_MATH = {
+_MATH: dict[str, Callable[..., ir.Value]] = {
     "math.exp2": instructions.exp2,
     "math.tanh": instructions.tanh,
     "math.sqrt": instructions.sqrt,
@@ -152,7 +151,7 @@ def _sigmoid_exponential(divisor: ir.Value) -> ir.Operation | None:
 
 
 def _feeds_only_sigmoids(exponential: ir.Operation) -> bool:
-    """Whether every use of an exponential is `1 / (1 + exp)`, where its relative error is damped."""
+    """Whether an exponential is only used in `1 / (1 + exp)`, where its relative error is damped."""
     for use in exponential.results[0].uses:
         add = use.owner.operation
         if add.name != "arith.addf" or _sigmoid_exponential(add.results[0]) is None:
