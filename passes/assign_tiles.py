@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from yolomlir.dialects import yolo
+from yolomlir.passes import naming
 from yolomlir.passes.base import Pass, PassContext
-from yolomlir.passes.outlining import ENTRY, FAMILY, functions
+from yolomlir.passes.outlining import ENTRY, FAMILY, functions, operations, producer
 
 from yolomlir.bindings import ir
 from yolomlir.diagnostics import UserError
 from yolomlir.target import Target
 
-LOGGER = logging.getLogger(__name__)
-TILE = "yolo.tile"
-_DEFAULTS = {"conv2d": ("yolomlir.codegen.gpu.conv2d_tile", "default_tile")}
-"""Where the rule of thumb of a family of GPU kernels is: module and function."""
+if TYPE_CHECKING:
+    from yolomlir.codegen.gpu.conv_problem import ConvShape
 
-Rule = Callable[[ir.Operation, Target], Mapping[str, int] | None]
-"""A family's rule: the private function and the target to the tile, None for no opinion."""
+TILE = "yolo.tile"
 
 
 @dataclass(frozen=True)
@@ -76,6 +72,10 @@ class AssignTiles(Pass):
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Set `yolo.tile` on the private functions."""
         table = _read_table(self.table) if self.table else {}
+        root = module.operation
+        precision = "tf32"
+        if "yolo.precision" in root.attributes:
+            precision = yolo.string(root, "yolo.precision")
         for name, function in functions(module).items():
             if name == ENTRY or FAMILY not in function.attributes:
                 continue
@@ -86,20 +86,50 @@ class AssignTiles(Pass):
                 function.attributes[TILE] = _attribute(table[name])
                 context.count(self, "from_table")
                 continue
-            tile = _by_rule(function, context.target)
+            tile = _by_rule(function, context.target, precision)
             if tile is not None:
-                function.attributes[TILE] = _attribute(tile)
+                function.attributes[TILE] = tile
                 context.count(self, "from_rule")
 
 
-def _by_rule(function: ir.Operation, target: Target) -> Mapping[str, int] | None:
-    place = _DEFAULTS.get(yolo.string(function, FAMILY))
-    if target.kind != "gpu" or place is None:
+def _by_rule(function: ir.Operation, target: Target, precision: str) -> ir.Attribute | None:
+    """What the kernel family chooses for a shape; None where it has no choice to make."""
+    if target.kind != "gpu" or yolo.string(function, FAMILY) != naming.CONV2D:
         return None
-    if importlib.util.find_spec(place[0]) is None:
-        return None
-    rule: Rule = getattr(importlib.import_module(place[0]), place[1])
-    return rule(function, target)
+    from yolomlir.codegen.gpu.conv2d_tile import default_tile
+
+    return default_tile(conv_shape(function), target, precision).to_attribute()
+
+
+def conv_shape(function: ir.Operation) -> ConvShape:
+    """The implicit GEMM of a `conv2d` function at the `yolo` level."""
+    from yolomlir.codegen.gpu.conv_problem import ConvShape, widest
+
+    ops = operations(function.regions[0].blocks[0])
+    conv = next(op for op in ops if op.name == "yolo.conv2d")
+    batch, channels, height, width = yolo.shape_of(conv.operands[0])
+    _, out, out_h, out_w = yolo.shape_of(conv.results[0])
+    kernel_h, kernel_w = yolo.shape_of(conv.operands[1])[2:]
+    top, left, _, _ = yolo.integers(conv, "padding")
+    first = 0
+    vectors = []
+    for source in _sources(conv.operands[0]):
+        converted = not isinstance(ir.RankedTensorType(source.type).element_type, ir.F32Type)
+        size = yolo.shape_of(source)[1]
+        vectors.append(0 if converted else min(widest(size), widest(first)))
+        first += size
+    return ConvShape(
+        batch, height, width, channels, out_h, out_w, out, kernel_h, kernel_w,
+        *yolo.integers(conv, "strides"), top, left, source_vector=min(vectors),
+    )  # fmt: skip
+
+
+def _sources(value: ir.Value) -> list[ir.Value]:
+    """The arguments that a convolution reads, in the order of their channels."""
+    op = producer(value)
+    if op is None:
+        return [value]
+    return [source for operand in op.operands for source in _sources(operand)]
 
 
 def _attribute(tile: Mapping[str, int]) -> ir.Attribute:

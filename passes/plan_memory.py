@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,14 +17,19 @@ from yolomlir.passes.outlining import (
     operations,
     producer,
 )
-from yolomlir.passes.placement import Buffer, Placement
+from yolomlir.passes.placement import Buffer, Placement, channels_of
 
 from yolomlir.bindings import ir
 from yolomlir.diagnostics import UserError
 
 VIEWS = "yolo.views"
 ARENA = "yolo.arena_bytes"
+ALIGNMENTS = "yolo.alignments"
 REUSE = ("sequential", "concurrent")
+_ATTEMPTS = 64
+_NOISE = 0.6
+_VECTOR = 16
+"""Bytes of the widest load; no alignment beyond it is of use."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +104,12 @@ class PlanMemory(Pass):
         if reason is not None:
             raise UserError(f"a view of @main cannot be: {reason}", hint="run yolo-concat-views")
         lives = _lives(placement)
-        offsets, size = _assign(lives, self.reuse == "concurrent", self.alignment)
+        bound = largest_live_sum(placement)
+        offsets, size = _assign(lives, self.reuse == "concurrent", self.alignment, bound)
         context.count(self, "buffers", len(lives))
         context.count(self, "arena_bytes", size)
         context.count(self, "no_reuse_bytes", sum(_rounded(b.size, self.alignment) for b in lives))
-        context.count(self, "live_bytes", largest_live_sum(placement))
+        context.count(self, "live_bytes", bound)
         _annotate(module, block, placement, lives, offsets, size)
 
 
@@ -238,23 +245,43 @@ def _rounded(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def _assign(lives: list[_Life], concurrent: bool, alignment: int) -> tuple[list[int], int]:
-    """Offsets of the buffers, largest first, each in the smallest gap that holds it."""
-    offsets = [0] * len(lives)
-    placed: list[int] = []
-    size = 0
-    order = sorted(range(len(lives)), key=lambda i: (-lives[i].size, lives[i].first))
+def _assign(
+    lives: list[_Life], concurrent: bool, alignment: int, bound: int
+) -> tuple[list[int], int]:
+    """Offsets of the buffers and the arena's size.
+
+    Pinned ones first, then the largest, each in the smallest gap that holds it. Further attempts
+    disturb the order of sizes, the same way every time, until the arena is no larger than `bound`
+    with its alignment, the least there can be; the best attempt counts.
+    """
+    sizes = [_rounded(life.size, alignment) for life in lives]
+    conflicts = [
+        [other for other, b in enumerate(lives) if other != index and _conflict(a, b, concurrent)]
+        for index, a in enumerate(lives)
+    ]
+    best: tuple[list[int], int] = ([], 0)
+    disturb = random.Random(0)
+    for attempt in range(_ATTEMPTS):
+        noise = _NOISE if attempt else 0.0
+        weights = [size * (1 + noise * disturb.uniform(-1, 1)) for size in sizes]
+        keys = [(not life.pinned, -w) for life, w in zip(lives, weights, strict=True)]
+        offsets = _place(sorted(range(len(lives)), key=keys.__getitem__), sizes, conflicts)
+        ends = (offset + size for offset, size in zip(offsets, sizes, strict=True))
+        size = max(ends, default=0)
+        if not attempt or size < best[1]:
+            best = offsets, size
+        if best[1] <= _rounded(bound, alignment):
+            break
+    return best
+
+
+def _place(order: list[int], sizes: list[int], conflicts: list[list[int]]) -> list[int]:
+    offsets = [-1] * len(sizes)
     for index in order:
-        life = lives[index]
-        taken = sorted(
-            (offsets[other], offsets[other] + _rounded(lives[other].size, alignment))
-            for other in placed
-            if _conflict(life, lives[other], concurrent)
-        )
-        offsets[index] = _best_gap(taken, life.size)
-        placed.append(index)
-        size = max(size, offsets[index] + _rounded(life.size, alignment))
-    return offsets, size
+        placed = [other for other in conflicts[index] if offsets[other] >= 0]
+        taken = sorted((offsets[other], offsets[other] + sizes[other]) for other in placed)
+        offsets[index] = _best_gap(taken, sizes[index])
+    return offsets
 
 
 def _best_gap(taken: list[tuple[int, int]], size: int) -> int:
@@ -290,8 +317,49 @@ def _annotate(
     for op in operations(block):
         if yolo.is_dispatch(op):
             op.attributes[VIEWS] = ir.ArrayAttr.get([view(v) for v in (*op.operands, *op.results)])
+    _state_alignments(module, block)
     returned = list(operations(block)[-1].operands)
     main = functions(module)[ENTRY]
     main.attributes[VIEWS] = ir.ArrayAttr.get([view(v) for v in (*block.arguments, *returned)])
     wide = ir.IntegerType.get_signless(64)
     main.attributes[ARENA] = ir.IntegerAttr.get(wide, size)
+
+
+def _state_alignments(module: ir.Module, block: ir.Block) -> None:
+    """Say where a view starts less aligned than its channel count lets a kernel expect.
+
+    `yolo.alignments` of a private function: bytes for each argument and then each result, 0 where
+    there is nothing to say. Rows of a tensor of 8 channels are expected at multiples of 16 bytes;
+    as channels 2 to 10 of a buffer they are not.
+    """
+    table = functions(module)
+    found: dict[str, list[int]] = {}
+    for op in operations(block):
+        if not yolo.is_dispatch(op):
+            continue
+        values = [*op.operands, *op.results]
+        places = [list(ir.DenseI64ArrayAttr(a)) for a in ir.ArrayAttr(op.attributes[VIEWS])]
+        given = [_alignment(v, p) for v, p in zip(values, places, strict=True)]
+        least = found.setdefault(yolo.callee(op), [_VECTOR] * len(given))
+        least[:] = [min(pair) for pair in zip(least, given, strict=True)]
+    for name, bytes_ in found.items():
+        if ALIGNMENTS in table[name].attributes:
+            del table[name].attributes[ALIGNMENTS]
+        stated = [b if b < _VECTOR else 0 for b in bytes_]
+        if any(stated):
+            table[name].attributes[ALIGNMENTS] = ir.DenseI64ArrayAttr.get(stated)
+
+
+def _alignment(value: ir.Value, place: list[int]) -> int:
+    """Bytes that every row of a view is aligned to, at most 16; 16 where its shape says as much."""
+    if not place:
+        return _VECTOR
+    item = element_bytes(value)
+    natural = _power_of_two(channels_of(value) * item)
+    actual = _power_of_two(place[0] | place[1] * item)
+    return _VECTOR if actual >= natural else actual
+
+
+def _power_of_two(count: int) -> int:
+    """The largest power of 2, at most 16, that divides a count of bytes."""
+    return min(count & -count, _VECTOR) if count else _VECTOR
