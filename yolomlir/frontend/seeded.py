@@ -79,7 +79,7 @@ class _Calibration:
         return np.random.RandomState([self.seed & 0xFFFFFFFF, zlib.crc32(key.encode())])
 
     def channels(self, x: Values) -> int:
-        return x.shape[1]
+        return int(x.shape[1])
 
     def conv(self, conv: Conv, x: Values) -> Values:
         w = self.random(conv.name).standard_normal(conv.weight_shape).astype(np.float32)
@@ -126,7 +126,7 @@ class _Calibration:
         bias = centre - mean * factor + jitter
         self.tensors[f"{conv.name}.weight"] = _f4(w * factor)
         self.tensors[f"{conv.name}.bias"] = _f4(bias)
-        return y * factor + bias[:, None, None]
+        return np.asarray(y * factor + bias[:, None, None])
 
     def add(self, name: str, lhs: Values, rhs: Values) -> Values:
         return lhs + rhs
@@ -187,6 +187,6 @@ def _f4(x: NDArray[np.floating]) -> NDArray[np.float32]:
     return np.ascontiguousarray(x, np.float32)
 
 
-def _exact(x: Values) -> Values:
+def _exact(x: Values | float) -> Values:
     """Rounded to float32, in float64."""
-    return x.astype(np.float32).astype(np.float64)
+    return np.asarray(np.asarray(x, np.float32), np.float64)
