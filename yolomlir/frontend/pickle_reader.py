@@ -29,7 +29,7 @@ from yolomlir.frontend.checkpoint import (
 from yolomlir.frontend.pickle_machine import Global, Persistent, PickleError, Record, read_pickle
 
 _AGAIN = "it may be truncated or another format: download or export it again"
-_LEGACY_MAGIC = b"\x8a\x0alF\x9cF\xf9 j\xa8P\x19"
+_LEGACY_MAGIC = b"\x8a\x0a" + (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 """The number that files written by torch before 1.6 begin with, after the protocol's two bytes."""
 _PICKLE_LIMIT_BYTES = 256 << 20
 _MODULE_LIMIT = 100_000
@@ -226,12 +226,18 @@ def _walk(root: Record, path: Path) -> Iterator[tuple[str, Record]]:
 
 def _own_tensors(prefix: str, module: Record) -> Iterator[tuple[str, Record]]:
     attributes = module.attributes()
-    transient = attributes.get("_non_persistent_buffers_set")
-    skipped = transient if isinstance(transient, set) else set()
+    skipped = _members(attributes.get("_non_persistent_buffers_set"))
     for group in ("_parameters", "_buffers"):
         for name, value in (_mapping(attributes.get(group)) or {}).items():
             if value is not None and name not in skipped:
                 yield f"{prefix}{name}", value
+
+
+def _members(value: Any) -> set[Any]:
+    """A set, or the call of `set` with a list that stands for one before protocol 4."""
+    if isinstance(value, Record) and value.callee.name == "set" and value.arguments:
+        return {name for name in value.arguments[0] if isinstance(name, str)}
+    return value if isinstance(value, set) else set()
 
 
 # ---- tensors ------------------------------------------------------------------------------------
@@ -317,7 +323,7 @@ class _Storages:
             raise self.fail(key, f"needs {last + 1} elements; its storage has {data.size}")
         steps = tuple(step * data.itemsize for step in stride)
         view = np.lib.stride_tricks.as_strided(data[offset:], shape, steps, writeable=False)
-        return np.ascontiguousarray(view)
+        return np.array(view, order="C")  # ascontiguousarray would give a scalar a dimension
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
