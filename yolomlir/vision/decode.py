@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import logging
 import os
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from yolomlir.diagnostics import UserError
 log = logging.getLogger(__name__)
 
 Pixels = npt.NDArray[np.uint8]
-Color = Literal["rgb", "bgr"]
 
 # A float image made by dividing and resampling may leave 0..1 by rounding, not by more.
 _FLOAT_SLACK = 1e-3
@@ -122,7 +121,7 @@ def _oriented(image: Image.Image, name: str) -> Image.Image:
         return image
 
 
-def image_from_array(array: Any, name: str = "array", color: Color = "rgb") -> Pixels:
+def image_from_array(array: Any, name: str = "array", color: str = "rgb") -> Pixels:
     """An array H x W, or H x W x C with C = 1, 3 or 4, as H x W x 3 RGB uint8.
 
     dtype: uint8; uint16 (0..65535); float16, float32 or float64 (0..1). `color` is the order of

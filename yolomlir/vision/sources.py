@@ -25,7 +25,6 @@ from PIL import Image
 from yolomlir import __version__
 from yolomlir.diagnostics import UserError
 from yolomlir.vision.decode import (
-    Color,
     Pixels,
     SourceError,
     check_color,
@@ -35,6 +34,18 @@ from yolomlir.vision.decode import (
     read_image,
     undecodable,
 )
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "VIDEO_SUFFIXES",
+    "Frame",
+    "SourceError",
+    "file_stem",
+    "is_url",
+    "list_files",
+    "open_sources",
+    "split_frame_number",
+]
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +109,7 @@ def split_frame_number(name: str) -> tuple[str, int | None]:
 
 
 def open_sources(
-    sources: Source, *, color: Color = "rgb", video_stride: int = 1, timeout_s: float = 30.0
+    sources: Source, *, color: str = "rgb", video_stride: int = 1, timeout_s: float = 30.0
 ) -> Iterator[Frame | SourceError]:
     """Every picture of `sources` in order, lazily; a `SourceError` in place of an unreadable one.
 
@@ -166,7 +177,7 @@ def _number(items: Iterator[Frame | SourceError]) -> Iterator[Frame | SourceErro
 
 @dataclass
 class _Reader:
-    color: Color
+    color: str
     video_stride: int
     timeout_s: float
     in_memory: int = 0  # pictures from memory met so far, to name them
