@@ -19,7 +19,7 @@ _END_TO_END = f"{HEAD}.one2one_"
 
 
 @dataclass(frozen=True)
-class Identity:
+class Architecture:
     """What the shapes say: fused means that batch norms are folded into the biases."""
 
     scale: str
@@ -27,7 +27,7 @@ class Identity:
     fused: bool
 
 
-def identify(checkpoint: Checkpoint, scale: str | None = None) -> Identity:
+def infer_architecture(checkpoint: Checkpoint, scale: str | None = None) -> Architecture:
     """Infer scale, class count and form. Raises UserError where they contradict or are missing."""
     keys = checkpoint.tensors.keys()
     if _STEM not in keys:
@@ -41,7 +41,7 @@ def identify(checkpoint: Checkpoint, scale: str | None = None) -> Identity:
             hint=f"pass scale='{inferred}' or another checkpoint",
         )
     fused = not any(".bn." in key for key in keys)
-    return Identity(inferred, _classes(checkpoint), fused)
+    return Architecture(inferred, _classes(checkpoint), fused)
 
 
 def _no_match(checkpoint: Checkpoint, what: str) -> UserError:
@@ -120,7 +120,7 @@ def _classes(checkpoint: Checkpoint) -> int:
 
 
 def check_weights(
-    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], identity: Identity
+    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], architecture: Architecture
 ) -> None:
     """Every expected tensor is there, of its shape and finite, and there is no other.
 
@@ -141,11 +141,12 @@ def check_weights(
         _listing("misshapen", misshapen),
     ]
     if any(problems):
+        form = "fused" if architecture.fused else "unfused"
         raise UserError(
-            f"does not match YOLO26{identity.scale} with {identity.classes} classes, "
-            f"{'fused' if identity.fused else 'unfused'}: {'; '.join(p for p in problems if p)}",
+            f"does not match YOLO26{architecture.scale} with {architecture.classes} classes, "
+            f"{form}: {'; '.join(p for p in problems if p)}",
             where=checkpoint.path,
-            hint=_guess(missing, extra, misshapen, identity),
+            hint=_guess(missing, extra, misshapen, architecture),
         )
     _check_values(checkpoint, expected)
 
@@ -167,7 +168,10 @@ def _listing(kind: str, items: Sequence[str]) -> str:
 
 
 def _guess(
-    missing: Sequence[str], extra: Sequence[str], misshapen: Sequence[str], identity: Identity
+    missing: Sequence[str],
+    extra: Sequence[str],
+    misshapen: Sequence[str],
+    architecture: Architecture,
 ) -> str:
     if any(".bn." in key for key in missing) and any(key.endswith("conv.bias") for key in extra):
         return "some batch norms are folded and some are not: save it again, fused or unfused"
@@ -179,7 +183,7 @@ def _guess(
         return "the file looks cut short: save or download it again"
     if extra and not missing and not misshapen:
         return "is it another task, or a network with layers added?"
-    return f"the first layer says scale '{identity.scale}'; was the network changed?"
+    return f"the first layer says scale '{architecture.scale}'; was the network changed?"
 
 
 def _check_values(checkpoint: Checkpoint, expected: Collection[str]) -> None:

@@ -236,8 +236,10 @@ def _own_tensors(prefix: str, module: Record) -> Iterator[tuple[str, Record]]:
 def _members(value: Any) -> set[Any]:
     """A set, or the call of `set` with a list that stands for one before protocol 4."""
     if isinstance(value, Record) and value.callee.name == "set" and value.arguments:
-        return {name for name in value.arguments[0] if isinstance(name, str)}
-    return value if isinstance(value, set) else set()
+        value = value.arguments[0]
+    if not isinstance(value, (set, list)):
+        return set()
+    return {name for name in value if isinstance(name, str)}
 
 
 # ---- tensors ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from yolomlir.diagnostics import UserError
 from yolomlir.dialects import yolo
 from yolomlir.dialects.layout import Layout
 from yolomlir.frontend.checkpoint import Checkpoint
-from yolomlir.frontend.matching import check_weights, identify
+from yolomlir.frontend.matching import Architecture, check_weights, infer_architecture
 from yolomlir.frontend.names import class_names
 from yolomlir.frontend.network import (
     BATCH_NORM_EPSILON,
@@ -25,6 +25,8 @@ from yolomlir.frontend.network import (
     parameters,
 )
 from yolomlir.frontend.weights import WeightStore
+
+__all__ = ["Architecture", "ImportedModel", "import_model", "infer_architecture"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +67,10 @@ def import_model(
     what the checkpoint has to be. Raises UserError for a checkpoint or option that does not fit.
     """
     _check_options(height, width, batch, max_det, input_dtype, scale)
-    identity = identify(checkpoint, scale)
-    size = SCALES[identity.scale]
-    expected = parameters(size, identity.classes, fused=identity.fused)
-    check_weights(checkpoint, expected, identity)
+    architecture = infer_architecture(checkpoint, scale)
+    size = SCALES[architecture.scale]
+    expected = parameters(size, architecture.classes, fused=architecture.fused)
+    check_weights(checkpoint, expected, architecture)
     anchors = sum((height // s) * (width // s) for s in STRIDES)
     if max_det > anchors:
         logger.info("max_det %d is lowered to %d, the number of anchors", max_det, anchors)
@@ -77,16 +79,16 @@ def import_model(
     )
     with ir.Location.name("main"):
         module = ir.Module.create()
-        _set_attributes(module, identity.scale, identity.classes)
+        _set_attributes(module, architecture.scale, architecture.classes)
         _build_main(
             module,
-            Network(_Emitter(fused=identity.fused), size, identity.classes),
+            Network(_Emitter(fused=architecture.fused), size, architecture.classes),
             shape=(batch, 3, height, width),
             input_dtype=input_dtype,
             max_det=min(max_det, anchors),
         )
-    names = class_names(checkpoint, identity.classes)
-    return ImportedModel(module, store, identity.scale, identity.classes, names)
+    names = class_names(checkpoint, architecture.classes)
+    return ImportedModel(module, store, architecture.scale, architecture.classes, names)
 
 
 def _check_options(
