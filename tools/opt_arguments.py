@@ -124,7 +124,7 @@ def _short(text: str) -> Pipeline:
     for form in (text, f"func.func({text})", f"gpu.module({text})"):
         try:
             return Pipeline.parse(form)
-        except UserError as error:  # noqa: PERF203  three tries at most
+        except UserError as error:
             if "no such option" in error.message:
                 raise
     raise UserError(

@@ -18,7 +18,7 @@ from yolomlir.dialects.layout import physical_shape
 from yolomlir.passes.base import PassContext
 from yolomlir.passes.registry import REGISTRY
 from yolomlir.tools import opt_arguments, opt_verify
-from yolomlir.tools.opt_source import Diagnostic, Place, Source, render
+from yolomlir.tools.opt_source import Diagnostic, Source, render
 
 from yolomlir.bindings import ir
 from yolomlir.diagnostics import UserError, YolomlirError
@@ -54,6 +54,7 @@ class Session:
         self._timing = Timing()
         self._timing.record("Command line", setup_seconds)
         self._context = PassContext(target=target_named(options.target))
+        self._chunks = 0
 
     def process(self, source: Source) -> Result:
         """Run everything asked for on one chunk, in a context of its own."""
@@ -88,6 +89,7 @@ class Session:
                 diagnostics.append(Diagnostic("error", message, source.place_named(where)))
             return None
         self._timing.record("Parser", time.perf_counter() - started)
+        self._chunks += 1
         if not _verify(module, source, diagnostics):
             return None
         self._context.weights = load_weights(self._options.weights, module)
@@ -109,11 +111,13 @@ class Session:
     ) -> None:
         message = f"{error.message} ({error.hint})" if error.hint else error.message
         place = source.place_named(error.where)
-        if error.where and place == Place(layer=error.where) and error.where.startswith("loc("):
-            place = Place()
-        diagnostics.append(Diagnostic("error", message, place))
+        # What MLIR raised, it has reported already; then the error only says which pass it was.
+        reported = isinstance(error.__cause__, ir.MLIRError) and any(
+            diagnostic.severity == "error" for diagnostic in diagnostics
+        )
+        diagnostics.append(Diagnostic("note" if reported else "error", message, place))
         failed = getattr(error, "failed_pass", None)
-        if failed:
+        if failed and failed not in message:
             diagnostics.append(Diagnostic("note", f"in pass '{failed}'", place))
         reproducer = self._options.mlir_pass_pipeline_crash_reproducer
         if reproducer:
@@ -123,6 +127,7 @@ class Session:
         options = self._options
         pipeline = opt_arguments.pipeline(options)
         pipeline.verify_each = options.verify_each in ("true", "1")
+        pipeline.upstream_statistics = options.statistics
         before, after = _names(options.mlir_print_ir_before), _names(options.mlir_print_ir_after)
         after_all = options.mlir_print_ir_after_all or options.mlir_print_ir_after_change
         pipeline.instrumentations.append(
@@ -137,6 +142,7 @@ class Session:
         )
         if options.mlir_print_ir_tree_dir:
             folder = Path(options.mlir_print_ir_tree_dir)
+            folder = folder / f"chunk_{self._chunks - 1}" if self._chunks > 1 else folder
             pipeline.instrumentations.append(TreeDump(folder, self._text))
         if options.mlir_pass_pipeline_crash_reproducer:
             path = Path(options.mlir_pass_pipeline_crash_reproducer)
@@ -179,7 +185,7 @@ def _verify(module: ir.Module, source: Source, diagnostics: list[Diagnostic]) ->
     for op in yolo.ops_in(module):
         try:
             yolo.verify_op(op)
-        except UserError as error:  # noqa: PERF203  one diagnostic an op
+        except UserError as error:
             message = f"{error.message} ({error.hint})" if error.hint else error.message
             diagnostics.append(Diagnostic("error", message, source.place_of(op.location)))
             sound = False

@@ -81,6 +81,8 @@ class Source:
         match = _FILE_LOCATION.search(where)
         if match:
             return Place(int(match[1]), int(match[2]))
+        if where.startswith("loc("):
+            return Place()
         return self._place_of_layer(where)
 
     def _place_of_layer(self, layer: str) -> Place:

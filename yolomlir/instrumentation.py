@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from yolomlir.bindings import ir
+from yolomlir.bindings import ir, passmanager
 
 if TYPE_CHECKING:
     from yolomlir.passes.base import PassContext
@@ -157,8 +160,7 @@ class Timing(Instrumentation):
     def report(self) -> str:
         """The table that `--mlir-timing` prints."""
         total = sum(seconds for _, seconds in self.rows)
-        rule = f"===-{'-' * 73}-==="
-        lines = [rule, f"{'... Execution time report ...':^81}".rstrip(), rule]
+        lines = _title("Execution time report")
         lines += [f"  Total Execution Time: {total:.4f} seconds", ""]
         lines.append("  ----Wall Time----  ----Name----")
         for name, seconds in [*self.rows, ("Total", total)]:
@@ -199,10 +201,40 @@ def configuration_of(text: str) -> list[str] | None:
     return None if match is None else shlex.split(match[1])
 
 
+def _title(text: str) -> list[str]:
+    rule = f"==={'-' * 73}==="
+    return [rule, f"{f'... {text} ...':^79}".rstrip(), rule]
+
+
+_STATISTIC = re.compile(r"^\s*\(S\)\s+(\d+)\s+(\S+)", re.MULTILINE)
+
+
+def run_counting(manager: passmanager.PassManager, op: ir.Operation) -> dict[str, int]:
+    """Run an upstream pass manager; returns its passes' statistics by name.
+
+    MLIR has them printed to the process's standard error and nowhere else, so that goes to a file
+    meanwhile.
+    """
+    manager.enable_statistics()
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), 2)
+            try:
+                manager.run(op)
+            finally:
+                os.dup2(kept, 2)
+                file.seek(0)
+                text = file.read().decode(errors="replace")
+    finally:
+        os.close(kept)
+    return {name: int(count) for count, name in _STATISTIC.findall(text)}
+
+
 def statistics_report(context: PassContext) -> str:
     """The table that `--statistics` prints: a row a statistic, by pass."""
-    rule = f"===-{'-' * 73}-==="
-    lines = [rule, f"{'... Pass statistics report ...':^81}".rstrip(), rule]
+    lines = _title("Pass statistics report")
     for name, counts in context.statistics.items():
         lines.append(name)
         lines += [f"  (S) {value:6d} {statistic}" for statistic, value in sorted(counts.items())]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from yolomlir.bindings import ir, passmanager
 from yolomlir.diagnostics import InternalError, UserError, YolomlirError
 from yolomlir.dialects import yolo
-from yolomlir.instrumentation import Instrumentation
+from yolomlir.instrumentation import Instrumentation, run_counting
 from yolomlir.passes.base import Pass, PassContext, parse_pass
 from yolomlir.passes.registry import REGISTRY
 from yolomlir.target import Target
@@ -57,12 +58,14 @@ class Pipeline:
     """Passes that run in order on one module, verified after each.
 
     verify_each: check MLIR's and the dialect's rules after every pass. instrumentations: called
-    before and after every pass (printing, timing, reproducers).
+    before and after every pass (printing, timing, reproducers). upstream_statistics: gather those
+    of upstream passes too; the process's standard error is redirected while such a pass runs.
     """
 
     steps: Sequence[Step]
     verify_each: bool = True
     instrumentations: list[Instrumentation] = field(default_factory=list)
+    upstream_statistics: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Pipeline:
@@ -86,30 +89,42 @@ class Pipeline:
             for each in self.instrumentations:
                 each.before(self.steps, index, module, context)
             try:
-                _run_step(step, module, context)
-                if self.verify_each:
-                    _verify_after(step, module)
-            except Exception as error:
+                self._run_step(step, module, context)
+            except BaseException:
                 for each in self.instrumentations:
                     each.failed(self.steps, index, module, context)
-                raise _named(step, error) from error
+                raise
             for each in self.instrumentations:
                 each.after(self.steps, index, module, context)
+
+    def _run_step(self, step: Step, module: ir.Module, context: PassContext) -> None:
+        try:
+            self._run_pass(step, module, context)
+            if self.verify_each:
+                _verify_after(step, module)
+        except YolomlirError as error:
+            error.failed_pass = step.name  # type: ignore[attr-defined]
+            raise
+        except Exception as error:
+            raise _failure(step, error) from error
+
+    def _run_pass(self, step: Step, module: ir.Module, context: PassContext) -> None:
+        with module.context, ir.Location.unknown():
+            if step.own is not None:
+                step.own.run(module, context)
+                return
+            manager = passmanager.PassManager.parse(f"builtin.module({step.element})")
+            manager.enable_verifier(False)
+            if not self.upstream_statistics:
+                manager.run(module.operation)
+                return
+            counts = run_counting(manager, module.operation)
+            context.statistics.setdefault(step.name, Counter()).update(counts)
 
 
 def pipeline_text(steps: Sequence[Step]) -> str:
     """The steps as `builtin.module(…)`, which `Pipeline.parse` reads again."""
     return f"builtin.module({','.join(step.element for step in steps)})"
-
-
-def _run_step(step: Step, module: ir.Module, context: PassContext) -> None:
-    with module.context, ir.Location.unknown():
-        if step.own is not None:
-            step.own.run(module, context)
-            return
-        manager = passmanager.PassManager.parse(f"builtin.module({step.element})")
-        manager.enable_verifier(False)
-        manager.run(module.operation)
 
 
 def _verify_after(step: Step, module: ir.Module) -> None:
@@ -126,11 +141,8 @@ def _verify_after(step: Step, module: ir.Module) -> None:
         ) from error
 
 
-def _named(step: Step, error: Exception) -> Exception:
-    """The error to raise for `error` in `step`: ours as they are, others as an InternalError."""
-    if isinstance(error, YolomlirError):
-        error.failed_pass = step.name  # type: ignore[attr-defined]
-        return error
+def _failure(step: Step, error: Exception) -> InternalError:
+    """The error to raise for one that no pass raises on purpose."""
     where, message = first_error(error)
     if not isinstance(error, ir.MLIRError):
         message = f"{type(error).__name__}: {message}"
