@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from yolomlir.dialects import yolo
-
 from yolomlir.bindings import arith, func, ir
 from yolomlir.codegen.gpu import instructions
 from yolomlir.codegen.gpu import linalg_match as match
@@ -40,7 +38,9 @@ from yolomlir.codegen.gpu.instructions import (
     shuffle_xor,
 )
 from yolomlir.codegen.gpu.kernel import ACTIVATION, WEIGHT, Kernel, Parameter
+from yolomlir.codegen.gpu.tile import tile_or
 from yolomlir.diagnostics import UnsupportedError
+from yolomlir.dialects import yolo
 from yolomlir.target import Target
 
 _VECTOR_BYTES = 16
@@ -168,7 +168,9 @@ def _check(shape: AttentionShape, tile: AttentionTile, target: Target, name: str
 def generate(function: func.FuncOp, target: Target, precision: str, name: str) -> Kernel:
     """The kernel of an attention dispatch at `tf32` or `fp32` (three TF32 products for one)."""
     shape = parse(function.operation)
-    tile = default_tile(shape, target, precision)
+    tile = tile_or(
+        function.operation, AttentionTile, lambda: default_tile(shape, target, precision)
+    )
     rounded = "yolo.round_result" in function.operation.attributes
     return build(shape, tile, target, precision, name, function.location, round_result=rounded)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from yolomlir.bindings import func, ir
 from yolomlir.codegen.gpu import linalg_match as match
 from yolomlir.codegen.gpu.builder import (
+    TRUE,
     Bool,
     Int,
     KernelBuilder,
-    TRUE,
     f32,
     guard,
     loop,
@@ -26,6 +26,7 @@ from yolomlir.codegen.gpu.epilogue import Epilogue, match_epilogue
 from yolomlir.codegen.gpu.generate import register_family
 from yolomlir.codegen.gpu.instructions import fma, release_dependents, wait_for_predecessors
 from yolomlir.codegen.gpu.kernel import ACTIVATION, WEIGHT, Kernel, Parameter
+from yolomlir.codegen.gpu.tile import tile_or
 from yolomlir.target import Target
 
 ROOT = "linalg.depthwise_conv_2d_nhwc_hwc"
@@ -136,7 +137,8 @@ def generate(function: func.FuncOp, target: Target, precision: str, name: str) -
     """The kernel of a depthwise dispatch; products are float32 at every precision."""
     del precision
     problem = parse(function.operation)
-    return build(problem, default_tile(problem, target), target, name, function.location)
+    tile = tile_or(function.operation, DepthwiseTile, lambda: default_tile(problem, target))
+    return build(problem, tile, target, name, function.location)
 
 
 def build(

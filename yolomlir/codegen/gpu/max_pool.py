@@ -26,6 +26,7 @@ from yolomlir.codegen.gpu.builder import (
 from yolomlir.codegen.gpu.generate import register_family
 from yolomlir.codegen.gpu.instructions import barrier, release_dependents, wait_for_predecessors
 from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel, Parameter
+from yolomlir.codegen.gpu.tile import tile_or
 from yolomlir.diagnostics import UnsupportedError
 from yolomlir.target import Target
 
@@ -195,7 +196,8 @@ def generate(function: func.FuncOp, target: Target, precision: str, name: str) -
     """The kernel of a max_pool dispatch; every precision gives the same, exact result."""
     del precision
     pool = parse(function.operation)
-    return build(pool, default_tile(pool, target), target, name, function.location)
+    tile = tile_or(function.operation, MaxPoolTile, lambda: default_tile(pool, target))
+    return build(pool, tile, target, name, function.location)
 
 
 def build(
