@@ -1,0 +1,210 @@
+"""Happens-before by vector clocks, and the shadow of shared memory that uses it.
+
+A warp has a clock that a synchronisation advances; `seen[w, v]` is the last clock of warp v whose
+accesses happened before what warp w does now. An access races with an earlier one of another
+thread when the earlier one's clock is not yet seen. For one's own warp `seen[w, w]` is `clock - 1`,
+so lanes of a warp race, too, until `bar.warp.sync` or a barrier. (The method is that of FastTrack,
+Flanagan and Freund, PLDI 2009, at the grain of a warp.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from yolomlir.simulator.elements import Array
+
+if TYPE_CHECKING:
+    from yolomlir.simulator.faults import Site
+
+COLLECTIVE = -1
+"""The thread number of an access made by a whole warp at once (`ldmatrix`, uniform loads)."""
+
+
+class Clocks:
+    """The vector clocks of the warps of one cluster."""
+
+    def __init__(self, warps: int) -> None:
+        self.clock: Array = np.ones(warps, np.int32)
+        self.seen: Array = np.zeros((warps, warps), np.int32)
+
+    def arrive(self, warps: slice) -> Array:
+        """What those warps release to whoever waits with them; their next accesses come after."""
+        released = self.seen[warps].max(0)
+        released[warps] = self.clock[warps]
+        self.synchronise_warps(warps)
+        return np.asarray(released)
+
+    def acquire(self, warps: slice, released: Array) -> None:
+        """From now on those warps come after everything `released`."""
+        self.seen[warps] = np.maximum(self.seen[warps], released)
+
+    def synchronise_warps(self, warps: slice | Array) -> None:
+        """`bar.warp.sync` in each of those warps."""
+        indices = np.arange(len(self.clock))[warps]
+        self.seen[indices, indices] = self.clock[indices]
+        self.clock[indices] += 1
+
+
+class SharedShadow:
+    """Who wrote and read each granule of shared memory, and when.
+
+    granule_bytes: the smallest access of the kernel, so that two accesses share a granule only
+    where they overlap.
+    """
+
+    def __init__(
+        self, size_bytes: int, granule_bytes: int, clocks: Clocks, sites: Sequence[Site]
+    ) -> None:
+        count = -(-size_bytes // granule_bytes)
+        self.granule_bytes = granule_bytes
+        self.clocks = clocks
+        self.sites = sites
+        self.write_clock: Array = np.zeros(count, np.int32)
+        self.write_thread: Array = np.zeros(count, np.int32)
+        self.write_site: Array = np.zeros(count, np.int32)
+        self.atomic: Array = np.zeros(count, np.bool_)
+        self.in_flight: Array = np.zeros(count, np.bool_)
+        self.read_clock: Array = np.zeros((count, len(clocks.clock)), np.int32)
+        self.read_thread: Array = np.zeros(count, np.int32)
+        self.read_site: Array = np.zeros(count, np.int32)
+
+    def granules(self, address: Array, size_bytes: int) -> Array:
+        """The granules of accesses at those byte addresses: (accesses, granules each)."""
+        count = max(1, size_bytes // self.granule_bytes)
+        return (address // self.granule_bytes)[:, None] + np.arange(count)
+
+    def read(self, granules: Array, threads: Array, warps: Array, site: Site) -> None:
+        """Check and record a read; `threads` and `warps` have an entry an access."""
+        written = self.write_clock[granules]
+        self.check_initialised(granules, threads, site)
+        self._check_in_flight(granules, threads, site, "reads")
+        self._check_writers(granules, written, threads, warps, site, "reads", atomic=False)
+        column = warps[:, None]
+        self.read_clock[granules, column] = self.clocks.clock[column]
+        self.read_thread[granules] = threads[:, None]
+        self.read_site[granules] = site.index
+
+    def write(
+        self,
+        granules: Array,
+        threads: Array,
+        warps: Array,
+        site: Site,
+        *,
+        asynchronous: bool = False,
+        atomic: bool = False,
+    ) -> None:
+        """Check and record a write (or the issue of an asynchronous copy to there)."""
+        self._check_in_flight(granules, threads, site, "writes")
+        written = self.write_clock[granules]
+        self._check_writers(granules, written, threads, warps, site, "writes", atomic=atomic)
+        self._check_readers(granules, threads, warps, site)
+        self.write_clock[granules] = self.clocks.clock[warps][:, None]
+        self.write_thread[granules] = threads[:, None]
+        self.write_site[granules] = site.index
+        self.atomic[granules] = atomic
+        if asynchronous:
+            self.in_flight[granules] = True
+        if not atomic:
+            self._check_same_instruction(granules, threads, site)
+
+    def check_initialised(self, granules: Array, threads: Array, site: Site) -> None:
+        """Every granule has been written (or is being copied to)."""
+        written = self.write_clock[granules]
+        if written.min() > 0:
+            return
+        at = tuple(np.argwhere(written == 0)[0])
+        raise site.fault(
+            "uninitialised",
+            f"{self._who(threads[at[0]])} reads shared byte "
+            f"{granules[at] * self.granule_bytes}, which nothing has written",
+        )
+
+    def land(self, granules: Array, warps: Array) -> None:
+        """Asynchronous copies that their threads have waited for: written now."""
+        self.in_flight[granules] = False
+        self.write_clock[granules] = self.clocks.clock[warps][:, None]
+
+    def _check_in_flight(self, granules: Array, threads: Array, site: Site, verb: str) -> None:
+        flying = self.in_flight[granules]
+        if not flying.any():
+            return
+        at = tuple(np.argwhere(flying)[0])
+        granule = granules[at]
+        raise site.fault(
+            "in-flight",
+            f"{self._who(threads[at[0]])} {verb} shared byte {granule * self.granule_bytes} while "
+            f"the asynchronous copy of {self._who(self.write_thread[granule])} to it, "
+            f"{self._site(self.write_site[granule])}, has not been waited for",
+        )
+
+    def _check_writers(
+        self,
+        granules: Array,
+        written: Array,
+        threads: Array,
+        warps: Array,
+        site: Site,
+        verb: str,
+        *,
+        atomic: bool,
+    ) -> None:
+        writer = self.write_thread[granules]
+        racing = written > self.clocks.seen[warps[:, None], writer >> 5]
+        racing &= writer != threads[:, None]
+        if atomic:
+            racing &= ~self.atomic[granules]
+        if not racing.any():
+            return
+        at = tuple(np.argwhere(racing)[0])
+        raise self._race(site, granules[at], threads[at[0]], verb, "written", writer[at])
+
+    def _check_readers(self, granules: Array, threads: Array, warps: Array, site: Site) -> None:
+        racing = self.read_clock[granules] > self.clocks.seen[warps][:, None, :]
+        if not racing.any():
+            return
+        reader = self.read_thread[granules]
+        rows = np.arange(len(warps))
+        own = (reader == threads[:, None]) | (reader == COLLECTIVE)
+        racing[rows, :, warps] &= ~own
+        if not racing.any():
+            return
+        row, column, warp = np.argwhere(racing)[0]
+        granule = granules[row, column]
+        raise site.fault(
+            "race",
+            f"{self._who(threads[row])} writes shared byte {granule * self.granule_bytes}, which "
+            f"warp {warp} read at {self._site(self.read_site[granule])} with no barrier between",
+        )
+
+    def _check_same_instruction(self, granules: Array, threads: Array, site: Site) -> None:
+        """Two warps that write one place in one (simulated) instruction; lanes of one warp are
+        compared by value, by the caller."""
+        winner = self.write_thread[granules]
+        other = (winner >> 5) != (threads[:, None] >> 5)
+        if not other.any():
+            return
+        at = tuple(np.argwhere(other)[0])
+        raise self._race(site, granules[at], threads[at[0]], "writes", "written", winner[at])
+
+    def _race(
+        self, site: Site, granule: int, thread: int, verb: str, past: str, other: int
+    ) -> Exception:
+        return site.fault(
+            "race",
+            f"{self._who(thread)} {verb} shared byte {granule * self.granule_bytes}, {past} by "
+            f"{self._who(other)} at {self._site(self.write_site[granule])} with no barrier between",
+        )
+
+    def _site(self, index: int) -> str:
+        site = self.sites[int(index)]
+        return f"{site.location} ({site.text()})"
+
+    @staticmethod
+    def _who(thread: int) -> str:
+        if thread == COLLECTIVE:
+            return "a warp"
+        return f"thread {thread} (warp {thread >> 5})"
