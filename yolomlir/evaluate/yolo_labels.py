@@ -84,9 +84,11 @@ def _class_names(data: dict[str, Any], path: Path) -> tuple[str, ...]:
     if isinstance(names, list):
         return tuple(map(str, names))
     if isinstance(names, dict):
-        if sorted(names) != list(range(len(names))):
+        by_index = {str(key): str(name) for key, name in names.items()}
+        indices = [str(i) for i in range(len(names))]
+        if set(by_index) != set(indices):
             raise UserError("names: expected the indices 0, 1, 2, … as keys", where=path)
-        return tuple(str(names[i]) for i in range(len(names)))
+        return tuple(by_index[i] for i in indices)
     count = data.get("nc")
     if isinstance(count, int) and count > 0:
         return tuple(f"class {i}" for i in range(count))
@@ -116,7 +118,7 @@ def _image_files(folder: Path) -> list[Path]:
     if folder.is_dir():
         files = [p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES]
     elif folder.suffix == ".txt":
-        lines = folder.read_text(encoding="utf-8").split("\n")
+        lines = folder.read_text(encoding="utf-8", errors="replace").split("\n")
         files = [folder.parent / line.strip() for line in lines if line.strip()]
     else:
         files = list_files(folder)
@@ -201,7 +203,7 @@ def _read_labels(path: Path, classes: int) -> npt.NDArray[np.float64]:
     if not path.exists():
         return np.empty((0, 5))
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
         if line.strip():
             rows.append(_parse_label(line, classes, f"{path}:{number}"))
     return np.array(rows).reshape(-1, 5)
