@@ -220,6 +220,8 @@ class InputLoader:
     def _belongs(self, source: Source, channel: Int) -> Bool:
         if len(self._sources) == 1:
             return TRUE
+        if source is self._sources[-1]:  # it also fills the zeros beyond the end of K
+            return channel >= source.first
         return (channel - source.first) < source.channels
 
     def _live(self, pixel: Pixel, bit: Int, kh: Int, kw: Int, inside: Bool) -> Bool:

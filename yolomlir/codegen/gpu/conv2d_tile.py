@@ -15,6 +15,7 @@ from yolomlir.target import Target
 
 STAGING_PADDING = 8
 """Floats between rows of the staged output: rows 8 banks apart make its writes conflict-free."""
+_MAX_THREADS = 512
 _MAX_UNROLLED = 1536
 """Tensor-core instructions of a fully unrolled warp; more makes ptxas slow and misses the
 instruction cache."""
@@ -147,8 +148,8 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
         return f"block_n = {t.block_n} is not a multiple of 8 x warps_n = {8 * t.warps_n}"
     if (t.block_k // 8) % t.warps_k:
         return f"warps_k = {t.warps_k} does not divide the {t.block_k // 8} products of a step"
-    if t.threads > 512:
-        return f"{t.threads} threads; at most 512 keep 128 registers a thread"
+    if t.threads > _MAX_THREADS:
+        return f"{t.threads} threads; at most {_MAX_THREADS} keep 128 registers a thread"
     for vector in (shape.source_vector or 4, shape.weight_vector):
         if t.threads % (t.block_k // vector):
             return f"{t.threads} threads cannot share rows of {t.block_k // vector} copies"
@@ -170,15 +171,22 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
     return None
 
 
-def tile_space(shape: ConvShape, target: Target, precision: str) -> Iterator[ConvTile]:
-    """Every candidate worth considering, all legal, in a fixed order."""
+def tile_space(
+    shape: ConvShape, target: Target, precision: str, *, thin: bool = False
+) -> Iterator[ConvTile]:
+    """Every candidate worth considering, all legal, in a fixed order.
+
+    thin: only the deepest pipeline that fits of each, unrolled only where every step has a buffer.
+    """
     for block_m in (16, 32, 64, 128, 256):
         if block_m > 16 and block_m >= 2 * shape.pixels:
             continue
         for block_n in _channel_blocks(shape.out_channels):
             for warps_m, warps_n in _warp_grids(block_m, block_n):
                 outputs = ConvTile(block_m, block_n, 0, warps_m, warps_n)
-                yield from _over_k(outputs, shape, target, precision)
+                for tile in _over_k(outputs, shape):
+                    found = _over_stages(tile, shape, target, precision, thin=thin)
+                    yield from found[-1:] if thin else found
 
 
 def _channel_blocks(channels: int) -> list[int]:
@@ -201,22 +209,36 @@ def _warp_grids(block_m: int, block_n: int) -> list[tuple[int, int]]:
     return grids
 
 
-def _over_k(
-    outputs: ConvTile, shape: ConvShape, target: Target, precision: str
-) -> Iterator[ConvTile]:
-    deep = -(-shape.k // 8) * 8
-    for block_k in (8, 16, 32, 64, 128):
-        if block_k > 8 and block_k >= 2 * deep:
-            continue
+def _over_k(outputs: ConvTile, shape: ConvShape) -> Iterator[ConvTile]:
+    """Steps over K and their division among warps."""
+    depths = [8]
+    depths += [depth for depth in (16, 32, 64, 128) if depth // 2 < shape.k]
+    if shape.source_vector == 0:  # a converted input cannot be prefetched: as few steps as can be
+        depths = depths[-1:]
+    for block_k in depths:
         for warps_k in (1, 2, 4, 8):
-            for stages in (2, 3, 4, 6, 8):
-                tile = dataclasses.replace(outputs, block_k=block_k, warps_k=warps_k, stages=stages)
-                if stages > 2 and tile.k_tiles(shape) < stages:
-                    continue
-                unrolled = dataclasses.replace(tile, unroll=True)
-                for candidate in (tile,) if tile.unrolled(shape) else (tile, unrolled):
-                    if objection(candidate, shape, target, precision) is None:
-                        yield candidate
+            tile = dataclasses.replace(outputs, block_k=block_k, warps_k=warps_k)
+            if tile.threads <= _MAX_THREADS and block_k // 8 % warps_k == 0:
+                yield tile
+
+
+def _over_stages(
+    tile: ConvTile, shape: ConvShape, target: Target, precision: str, *, thin: bool
+) -> list[ConvTile]:
+    found = []
+    steps = tile.k_tiles(shape)
+    for stages in (2, 3, 4, 6, 8):
+        if stages > max(2, steps):
+            continue
+        staged = dataclasses.replace(tile, stages=stages)
+        if objection(staged, shape, target, precision) is None:
+            found.append(staged)
+        unrolled = dataclasses.replace(staged, unroll=True)
+        if thin and shape.source_vector:
+            continue
+        if not staged.unrolled(shape) and objection(unrolled, shape, target, precision) is None:
+            found.append(unrolled)
+    return found
 
 
 # ---- a choice with no measurements --------------------------------------------------------------
@@ -225,8 +247,14 @@ _CLOCK_HZ = 1.7e9
 _L2_BYTES_PER_CYCLE = 40.0
 """Bytes a cycle and SM that asynchronous copies get from L2 with all SMs at it."""
 _L2_LATENCY = 700.0
-_TENSOR_EFFICIENCY = 0.6
-"""Share of the peak that `mma.sync` reaches on sm_90; on others copies and issue bound earlier."""
+_MMA_SYNC_PEAK = 640.0
+"""Multiply-adds of TF32 a cycle and SM that `mma.sync` reaches where WGMMA is faster (sm_90)."""
+_STEP = 60.0
+"""Cycles a step for its wait, barrier and the first `ldmatrix`."""
+_SCHEDULERS = 4
+"""Of an SM; a warp uses one, and a quarter of the tensor cores."""
+_CYCLES_PER_INSTRUCTION = 2.5
+"""Of one warp that has a scheduler to itself: it waits for its own results."""
 _START = 1800.0
 """Cycles from the launch to the first step: indices, first bytes from L2."""
 
@@ -250,19 +278,24 @@ def estimate_us(tile: ConvTile, shape: ConvShape, target: Target, precision: str
     waves = -(-blocks // (target.multiprocessors * together))
     products = 3 if precision == "fp32" else 1
     peak = target.tf32_tflops * 1e12 / 2 / target.multiprocessors / _CLOCK_HZ
-    tensor = tile.block_m * tile.block_n * tile.block_k * products / (peak * _TENSOR_EFFICIENCY)
-    copies = 4 * (tile.block_m + tile.block_n) * tile.block_k / _L2_BYTES_PER_CYCLE
     warps = tile.threads // 32
+    queue = -(-together * warps // _SCHEDULERS)
     steps = tile.block_k // 8 // tile.warps_k
+    tensor = queue * tile.warp_m * tile.warp_n * 8 * steps * products
+    tensor /= min(peak, _MMA_SYNC_PEAK) / _SCHEDULERS
+    copies = together * 4 * (tile.block_m + tile.block_n) * tile.block_k / _L2_BYTES_PER_CYCLE
     rows, columns = tile.warp_m // 16, -(-tile.warp_n // 8)
     issue = 30.0 + steps * (rows * 9 + columns + rows * columns * 2 * products)
     issue += 7 * (tile.block_m + tile.block_n) * tile.block_k / 4 / tile.threads
-    step = together * max(tensor, copies, issue * warps / 4)
-    latency = _L2_LATENCY / max(1, tile.stages - 1) + 60 + 30 * steps
-    if tile.unrolled(shape) and tile.k_tiles(shape) <= tile.stages:
-        latency = 60 + 30 * steps
+    if shape.source_vector == 0:  # a thread converts whole rows
+        issue += 6 * tile.block_k * -(-tile.block_m // tile.threads)
+    step = _STEP + max(tensor, copies, issue * max(_CYCLES_PER_INSTRUCTION, queue))
+    latency = _STEP + 30 * steps
+    if tile.k_tiles(shape) > tile.stages:
+        latency += _L2_LATENCY / max(1, tile.stages - 1)
     outputs = tile.block_m * tile.block_n / tile.threads
-    epilogue = 400 + together * warps / 4 * outputs * 10 + (400 if tile.is_staged else 0)
+    epilogue = 400 + max(_CYCLES_PER_INSTRUCTION, queue) * outputs * 10
+    epilogue += 400 if tile.is_staged else 0
     cycles = waves * (tile.k_tiles(shape) * max(step, latency) + epilogue + _START)
     return cycles / _CLOCK_HZ * 1e6
 
@@ -273,7 +306,7 @@ def default_tile(shape: ConvShape, target: Target, precision: str) -> ConvTile:
 
     Raises UnsupportedError where no tile is legal.
     """
-    candidates = list(tile_space(shape, target, precision))
+    candidates = list(tile_space(shape, target, precision, thin=True))
     if not candidates:
         raise UnsupportedError(f"no conv2d tile fits {shape} on {target.name}")
     return min(candidates, key=lambda t: estimate_us(t, shape, target, precision))

@@ -151,7 +151,7 @@ def _sigmoid_exponential(divisor: ir.Value) -> ir.Operation | None:
 
 
 def _feeds_only_sigmoids(exponential: ir.Operation) -> bool:
-    """Whether an exponential is only used in `1 / (1 + exp)`, where its relative error is damped."""
+    """Whether an exponential is only used in `1 / (1 + exp)`, which damps its relative error."""
     for use in exponential.results[0].uses:
         add = use.owner.operation
         if add.name != "arith.addf" or _sigmoid_exponential(add.results[0]) is None:

@@ -1,0 +1,261 @@
+"""Convolution dispatches for tests: their linalg text, random operands, a float64 reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+ROUNDED = "0.00392156862745098"
+"""1 / 255."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A `conv2d` dispatch. sources: (channels, upsampling) each; extra_pitch: of every activation."""
+
+    height: int
+    width: int
+    sources: tuple[tuple[int, int], ...]
+    out_channels: int
+    kernel: tuple[int, int] = (3, 3)
+    stride: int = 1
+    pad: bool = True
+    batch: int = 1
+    dilation: int = 1
+    silu: bool = True
+    residual: bool = False
+    image: bool = False
+    extra_pitch: int = 0
+    attributes: str = ""
+    epilogue: tuple[str, ...] = field(default=())
+    """Lines from %0 (accumulator plus bias) to %result, instead of SiLU."""
+
+    @property
+    def channels(self) -> int:
+        return sum(channels for channels, _ in self.sources)
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        if not self.pad:
+            return 0, 0
+        return self.dilation * (self.kernel[0] // 2), self.dilation * (self.kernel[1] // 2)
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        sizes = zip((self.height, self.width), self.kernel, self.padding, strict=True)
+        h, w = ((s + 2 * p - self.dilation * (k - 1) - 1) // self.stride + 1 for s, k, p in sizes)
+        return h, w
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return self.batch, *self.out_size, self.out_channels
+
+
+_IDENTITY = "affine_map<(n, h, w, c) -> (n, h, w, c)>"
+_PARALLEL = 'iterator_types = ["parallel", "parallel", "parallel", "parallel"]'
+
+
+def _tensor(*shape: int, element: str = "f32") -> str:
+    return f"tensor<{'x'.join(map(str, shape))}x{element}>"
+
+
+def _source(case: Case, i: int) -> tuple[str, str, list[str]]:
+    """Argument type, the value that the convolution reads, the lines that make it."""
+    channels, factor = case.sources[i]
+    element = "i8" if case.image else "f32"
+    height, width = case.height // factor, case.width // factor
+    inner = _tensor(case.batch, height, width, channels, element=element)
+    if factor == 1 and not case.image:
+        return inner, f"%x{i}", []
+    outer = _tensor(case.batch, case.height, case.width, channels)
+    read = f"affine_map<(n, h, w, c) -> (n, h floordiv {factor}, w floordiv {factor}, c)>"
+    region = ["linalg.yield %in : f32"]
+    if case.image:
+        region = [
+            "%f = arith.uitofp %in : i8 to f32",
+            f"%k = arith.constant {ROUNDED} : f32",
+            "%m = arith.mulf %f, %k : f32",
+            "linalg.yield %m : f32",
+        ]
+    lines = [
+        f"%e{i} = tensor.empty() : {outer}",
+        f"%u{i} = linalg.generic {{indexing_maps = [{read if factor > 1 else _IDENTITY}, "
+        f"{_IDENTITY}], {_PARALLEL}}} ins(%x{i} : {inner}) outs(%e{i} : {outer}) {{",
+        f"^bb0(%in: {element}, %out: f32):",
+        *region,
+        f"}} -> {outer}",
+    ]
+    return inner, f"%u{i}", lines
+
+
+def linalg_text(case: Case, name: str = "conv") -> str:
+    """The dispatch's function at the linalg level, as docs/architecture.md writes it."""
+    arguments, values, body = [], [], ["%zero = arith.constant 0.0 : f32"]
+    for i in range(len(case.sources)):
+        type_, value, lines = _source(case, i)
+        arguments.append(f"%x{i}: {type_}")
+        values.append((value, case.sources[i][0]))
+        body += lines
+    shape = [case.batch, case.height, case.width, case.channels]
+    value = values[0][0]
+    if len(values) > 1:
+        types = ", ".join(_tensor(*shape[:3], c) for _, c in values)
+        names = ", ".join(v for v, _ in values)
+        body.append(f"%all = tensor.concat dim(3) {names} : ({types}) -> {_tensor(*shape)}")
+        value = "%all"
+    if any(case.padding):
+        top, left = case.padding
+        padded = [shape[0], shape[1] + 2 * top, shape[2] + 2 * left, shape[3]]
+        body += [
+            f"%padded = tensor.pad {value} low[0, {top}, {left}, 0] high[0, {top}, {left}, 0] {{",
+            "^bb0(%i: index, %j: index, %k: index, %l: index):",
+            "tensor.yield %zero : f32",
+            f"}} : {_tensor(*shape)} to {_tensor(*padded)}",
+        ]
+        value, shape = "%padded", padded
+    weights = _tensor(case.out_channels, *case.kernel, case.channels)
+    out = _tensor(*case.out_shape)
+    arguments += [f"%w: {weights}", f"%b: {_tensor(case.out_channels)}"]
+    arguments += [f"%r: {out}"] if case.residual else []
+    body += [
+        f"%empty = tensor.empty() : {out}",
+        f"%init = linalg.fill ins(%zero : f32) outs(%empty : {out}) -> {out}",
+        f"%conv = linalg.conv_2d_nhwc_fhwc {{strides = dense<{case.stride}> : tensor<2xi64>, "
+        f"dilations = dense<{case.dilation}> : tensor<2xi64>}} ins({value}, %w : "
+        f"{_tensor(*shape)}, {weights}) outs(%init : {out}) -> {out}",
+        *_epilogue(case, out),
+        f"return %result : {out}",
+    ]
+    joined = "\n  ".join(body)
+    attributes = f'attributes {{yolo.family = "conv2d"{case.attributes}}}'
+    return f"func.func @{name}({', '.join(arguments)}) -> {out} {attributes} {{\n  {joined}\n}}"
+
+
+def _epilogue(case: Case, out: str) -> list[str]:
+    channel = "affine_map<(n, h, w, c) -> (c)>"
+    operands, types = ["%conv", "%b"], [out, _tensor(case.out_channels)]
+    maps, names = [_IDENTITY, channel], ["%acc: f32", "%bias: f32"]
+    lines, value = ["%0 = arith.addf %acc, %bias : f32"], "%0"
+    if case.epilogue:
+        lines += case.epilogue
+        value = "%result"
+    elif case.silu:
+        lines += [
+            "%one = arith.constant 1.0 : f32",
+            "%1 = arith.negf %0 : f32",
+            "%2 = math.exp %1 : f32",
+            "%3 = arith.addf %one, %2 : f32",
+            "%4 = arith.divf %0, %3 : f32",
+        ]
+        value = "%4"
+    if case.residual:
+        operands, types = [*operands, "%r"], [*types, out]
+        maps, names = [*maps, _IDENTITY], [*names, "%other: f32"]
+        lines.append(f"%sum = arith.addf {value}, %other : f32")
+        value = "%sum"
+    return [
+        f"%empty2 = tensor.empty() : {out}",
+        f"%result = linalg.generic {{indexing_maps = [{', '.join([*maps, _IDENTITY])}], "
+        f"{_PARALLEL}}} ins({', '.join(operands)} : {', '.join(types)}) "
+        f"outs(%empty2 : {out}) {{",
+        f"^bb0({', '.join(names)}, %out: f32):",
+        *lines,
+        f"linalg.yield {value} : f32",
+        f"}} -> {out}",
+    ]
+
+
+def round_to_tf32(x: np.ndarray) -> np.ndarray:
+    """Nearest TF32, ties away from zero, as `cvt.rna.tf32.f32` rounds."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+@dataclass
+class Operands:
+    """Dense operands of a case; activations N x H x W x C, weights O x KH x KW x C."""
+
+    sources: list[np.ndarray]
+    weights: np.ndarray
+    bias: np.ndarray
+    residual: np.ndarray | None
+
+    @staticmethod
+    def random(case: Case, seed: int = 0) -> Operands:
+        rng = np.random.default_rng(seed)
+        sources = []
+        for channels, factor in case.sources:
+            shape = (case.batch, case.height // factor, case.width // factor, channels)
+            if case.image:
+                sources.append(rng.integers(0, 256, shape, dtype=np.uint8))
+            else:
+                sources.append(rng.standard_normal(shape, np.float32))
+        fan_in = case.channels * case.kernel[0] * case.kernel[1]
+        weights = rng.standard_normal(
+            (case.out_channels, *case.kernel, case.channels), np.float32
+        ) / np.float32(np.sqrt(fan_in))
+        bias = rng.standard_normal(case.out_channels, np.float32)
+        residual = rng.standard_normal(case.out_shape, np.float32) if case.residual else None
+        return Operands(sources, weights, bias, residual)
+
+
+def accumulate(case: Case, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The convolution of a dense N x H x W x C input, in float64, without epilogue."""
+    top, left = case.padding
+    x = np.pad(x.astype(np.float64), ((0, 0), (top, top), (left, left), (0, 0)))
+    out_h, out_w = case.out_size
+    total = np.zeros(case.out_shape)
+    for kh in range(case.kernel[0]):
+        for kw in range(case.kernel[1]):
+            row, column = kh * case.dilation, kw * case.dilation
+            rows = slice(row, row + case.stride * out_h, case.stride)
+            columns = slice(column, column + case.stride * out_w, case.stride)
+            tap = weights[:, kh, kw, :].astype(np.float64)
+            total += x[:, rows, columns][:, :out_h, :out_w] @ tap.T
+    return total
+
+
+def dense_input(case: Case, operands: Operands) -> np.ndarray:
+    """The concatenated, upsampled, normalised input, float32."""
+    parts = []
+    for x, (_, factor) in zip(operands.sources, case.sources, strict=True):
+        if case.image:
+            x = x.astype(np.float32) * np.float32(float(ROUNDED))
+        parts.append(x.repeat(factor, 1).repeat(factor, 2))
+    return np.concatenate(parts, 3)
+
+
+@dataclass
+class Expected:
+    """Outputs and the error that a kernel may have, element by element."""
+
+    value: np.ndarray
+    tolerance: np.ndarray
+
+
+def expected(case: Case, operands: Operands, precision: str, partial_sums: int = 1) -> Expected:
+    """Float64 outputs from the inputs as the products see them, with a bound on the rest.
+
+    tf32: products of rounded inputs are exact in float32's exponent range; each of the K / 8
+    tensor-core steps, the sums of partial sums and the bias round (truncate) once, by at most
+    2^-23 of the sum of magnitudes. fp32: the split leaves 3 x 2^-22 of each product besides. SiLU's
+    slope is at most 1.1; its own error is 2^-21 of its argument.
+    """
+    x = dense_input(case, operands)
+    weights = operands.weights
+    per_product = 3 * 2.0**-22
+    if precision == "tf32":
+        x, weights, per_product = round_to_tf32(x), round_to_tf32(weights), 0.0
+    total = accumulate(case, x, weights)
+    magnitude = accumulate(case, np.abs(x), np.abs(weights)) + np.abs(operands.bias)
+    k = case.channels * case.kernel[0] * case.kernel[1]
+    steps = -(-k // 8) * (3 if precision == "fp32" else 1) + partial_sums + 2
+    value = total + operands.bias
+    tolerance = magnitude * (steps * 2.0**-23 + per_product)
+    if case.silu and not case.epilogue:
+        tolerance = 1.1 * tolerance + np.abs(value) * 2.0**-21
+        value = value / (1 + np.exp(-value))
+    if operands.residual is not None:
+        value = value + operands.residual
+    return Expected(value, tolerance + np.abs(value) * 2.0**-23)

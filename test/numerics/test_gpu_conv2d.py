@@ -1,0 +1,277 @@
+"""Convolution kernels, run by the simulator, against float64 within derived tolerances."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from conv_cases import Case, Operands, expected, linalg_text, round_to_tf32
+
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile
+from yolomlir.codegen.gpu.conv_problem import match_conv
+from yolomlir.codegen.gpu.generate import generate_kernel
+from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
+from yolomlir.dialects import yolo
+from yolomlir.simulator.report import SimulationReport
+from yolomlir.simulator.simulate import simulate
+from yolomlir.target import target_named
+
+SM_90 = target_named("sm_90")
+
+
+@pytest.fixture(autouse=True)
+def context():
+    with yolo.new_context(), ir.Location.unknown():
+        yield
+
+
+def build(case: Case, tile: ConvTile | None, precision: str) -> tuple[Kernel, ConvTile]:
+    module = ir.Module.parse(linalg_text(case))  # the function lives as long as its module
+    function = module.body.operations[0]
+    if tile is None:
+        shape = match_conv(function.operation, precision=precision).shape
+        tile = default_tile(shape, SM_90, precision)
+    function.operation.attributes["yolo.tile"] = tile.to_attribute()
+    return generate_kernel(function, SM_90, precision=precision), tile
+
+
+def spread(x: np.ndarray, extra: int, fill: Any) -> tuple[np.ndarray, int]:
+    """A dense N x H x W x C array as a flat one of a larger pitch, and that pitch."""
+    pitch = x.shape[-1] + extra
+    wide = np.full((*x.shape[:-1], pitch), fill, x.dtype)
+    wide[..., : x.shape[-1]] = x
+    return wide.reshape(-1), pitch
+
+
+def run(
+    case: Case,
+    tile: ConvTile | None = None,
+    precision: str = "tf32",
+    *,
+    blocks: int | None = None,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray, SimulationReport]:
+    """Simulate a case and check what it computed; outputs, which of them, the report."""
+    kernel, tile = build(case, tile, precision)
+    operands = Operands.random(case, seed)
+    weights = round_to_tf32(operands.weights) if precision == "tf32" else operands.weights
+    activations = [*operands.sources]
+    flat: list[Any] = []
+    for x in activations:
+        flat += spread(x, case.extra_pitch, 255 if case.image else np.nan)
+    flat += [weights.reshape(-1), operands.bias]
+    if operands.residual is not None:
+        flat += spread(operands.residual, case.extra_pitch, np.nan)
+    y, pitch = spread(np.full(case.out_shape, np.nan, np.float32), case.extra_pitch, np.nan)
+    mask = np.zeros((*case.out_shape[:-1], pitch), bool)
+    mask[..., : case.out_channels] = True
+    position = len(flat)
+    report = simulate(
+        kernel.module, kernel.launch, [*flat, y, pitch], seed=seed, blocks=blocks,
+        outputs={position: mask.reshape(-1)},
+    )  # fmt: skip
+    result = y.reshape(*case.out_shape[:-1], pitch)[..., : case.out_channels]
+    written = report.written[position].reshape(mask.shape)[..., : case.out_channels]
+    assert written.all() if blocks is None else written.any()
+    want = expected(case, operands, precision, tile.warps_k)
+    excess = np.abs(result - want.value) - want.tolerance
+    assert not np.isnan(result[written]).any()
+    worst = np.unravel_index(np.argmax(np.where(written, excess, -np.inf)), excess.shape)
+    assert excess[worst] <= 0, f"{result[worst]} at {worst}, not {want.value[worst]}"
+    return result, written, report
+
+
+TILE = ConvTile(32, 32, 32, 2, 2, 1, 3)
+
+
+@pytest.mark.parametrize("width", [40, 20])
+@pytest.mark.parametrize("block_m", [16, 32, 64])
+def test_row_widths_that_tiles_do_not_divide(width, block_m):
+    """An older system corrupted rows here."""
+    tile = ConvTile(block_m, 32, 32, block_m // 16 if block_m < 64 else 2, 1, 1, 3)
+    run(Case(5, width, ((32, 1),), 32), tile)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(7, 9, ((16, 1),), 24),
+        Case(13, 11, ((16, 1),), 32, stride=2),
+        Case(12, 16, ((48, 1),), 64, kernel=(1, 1)),
+        Case(6, 6, ((8, 1),), 16),
+        Case(9, 7, ((32, 1),), 16, residual=True),
+        Case(5, 6, ((16, 1),), 8, batch=3),
+        Case(8, 8, ((16, 1), (32, 2)), 32, kernel=(1, 1)),
+        Case(8, 6, ((12, 1), (8, 2), (16, 1)), 40, kernel=(1, 1), residual=True),
+        Case(8, 6, ((8, 2), (16, 1)), 16),
+        Case(7, 7, ((16, 1),), 16, kernel=(5, 3)),
+        Case(12, 10, ((8, 1),), 16, kernel=(7, 7), stride=2),
+        Case(9, 9, ((16, 1),), 16, dilation=2),
+        Case(6, 7, ((16, 1),), 16, pad=False),
+        Case(6, 7, ((16, 1),), 16, silu=False),
+    ],
+    ids=str,
+)
+def test_geometries(case):
+    run(case, ConvTile(32, 8 if case.out_channels < 16 else 16, 32, 2, 1, 1, 3))
+    run(case)
+
+
+@pytest.mark.parametrize("channels", [80, 8, 4, 3, 255, 6])
+def test_output_channels_that_tiles_do_not_divide(channels):
+    block_n = 8 if channels < 16 else 48
+    run(Case(5, 7, ((16, 1),), channels, kernel=(1, 1), residual=True),
+        ConvTile(16, block_n, 16, 1, 1, 1, 2))  # fmt: skip
+
+
+@pytest.mark.parametrize("channels", [3, 5, 6, 1])
+def test_input_channels_that_a_copy_does_not_divide(channels):
+    run(Case(6, 7, ((channels, 1),), 16), ConvTile(32, 16, 16, 2, 1, 1, 3))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_first_layer_reads_bytes(stride):
+    case = Case(16, 12, ((3, 1),), 16, stride=stride, image=True)
+    run(case, ConvTile(64, 16, 32, 2, 1, 1, 2))
+    run(dataclasses.replace(case, batch=2))
+
+
+@pytest.mark.parametrize("extra", [4, 16, 8])
+def test_views_of_wider_buffers(extra):
+    case = Case(6, 7, ((16, 1), (16, 2)), 24, kernel=(1, 1), residual=True, extra_pitch=extra)
+    run(dataclasses.replace(case, height=6, width=8), ConvTile(32, 24, 16, 2, 1, 1, 3))
+
+
+def test_views_that_are_not_aligned():
+    attributes = ", yolo.alignments = array<i64: 4, 0, 0, 4, 4>"
+    case = Case(6, 7, ((16, 1),), 16, residual=True, extra_pitch=1, attributes=attributes)
+    run(case, ConvTile(32, 16, 32, 2, 1, 1, 3))
+
+
+@pytest.mark.parametrize("warps_k", [2, 4, 8])
+@pytest.mark.parametrize("channels", [16, 20])
+def test_k_split_over_warps(warps_k, channels):
+    tile = ConvTile(16, 16, 64, 1, 1, warps_k, 3)
+    run(Case(5, 5, ((64, 1),), channels, residual=True), tile)
+
+
+@pytest.mark.parametrize("block_k", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("unroll", [False, True])
+def test_steps_of_k(block_k, unroll):
+    threads_n = 2
+    tile = ConvTile(32, 32, block_k, 2, threads_n, 1, 3, unroll=unroll)
+    _, _, report = run(Case(6, 6, ((64, 1),), 32), tile)
+    assert report.worst_bank_conflict == 1, str(report)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+def test_stages(stages):
+    kernel = (1, 1) if stages == 1 else (3, 3)
+    run(Case(5, 5, ((32, 1),), 16, kernel=kernel), ConvTile(16, 16, 32, 1, 1, 1, stages))
+
+
+@pytest.mark.parametrize(
+    "option", [{"through_l1": True}, {"staged": True}, {"release_early": True}], ids=str
+)
+def test_options_do_not_change_the_result(option):
+    case = Case(6, 7, ((32, 1),), 32, residual=True)
+    plain, _, _ = run(case, TILE)
+    changed, _, _ = run(case, dataclasses.replace(TILE, **option))
+    np.testing.assert_array_equal(plain, changed)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(7, 9, ((16, 1),), 24, residual=True),
+        Case(16, 12, ((3, 1),), 16, stride=2, image=True),
+        Case(8, 8, ((16, 1), (32, 2)), 32, kernel=(1, 1)),
+    ],
+    ids=str,
+)
+def test_fp32_has_float32_errors(case):
+    run(case, precision="fp32")
+    run(case, ConvTile(32, 16, 32, 2, 1, 2, 2), precision="fp32")
+
+
+def test_an_epilogue_that_is_not_silu():
+    lines = (
+        "%low = arith.constant -0.5 : f32",
+        "%1 = arith.maximumf %0, %low : f32",
+        "%2 = arith.mulf %1, %bias : f32",
+        "%result = arith.subf %2, %acc : f32",
+    )
+    case = Case(5, 5, ((16, 1),), 16, epilogue=lines)
+    kernel, _ = build(case, ConvTile(32, 16, 16, 1, 1, 1, 2), "tf32")
+    operands = Operands.random(case)
+    weights = round_to_tf32(operands.weights)
+    y = np.full(case.out_shape, np.nan, np.float32)
+    flat = [operands.sources[0].reshape(-1), 16, weights.reshape(-1), operands.bias]
+    simulate(kernel.module, kernel.launch, [*flat, y.reshape(-1), 16], outputs=[4])
+    plain = dataclasses.replace(case, silu=False, epilogue=())
+    want = expected(plain, operands, "tf32")
+    accumulated = want.value - operands.bias
+    value = np.maximum(want.value, -0.5) * operands.bias - accumulated
+    slope = np.abs(operands.bias) + 1
+    tolerance = want.tolerance * slope + np.abs(value) * 2.0**-22
+    assert (np.abs(y - value) <= tolerance).all()
+
+
+def test_rounding_can_move_to_the_producer():
+    """With inputs that are rounded already, both kernels compute the same bits."""
+    case = Case(6, 6, ((16, 1),), 16, silu=False)
+    tile = ConvTile(32, 16, 16, 1, 1, 1, 2)
+    outputs = []
+    for attributes in ("", ", yolo.tf32_rounded = array<i64: 0>"):
+        changed = dataclasses.replace(case, attributes=attributes)
+        kernel, _ = build(changed, tile, "tf32")
+        operands = Operands.random(case)
+        x = round_to_tf32(operands.sources[0]).reshape(-1)
+        y = np.full(case.out_shape, np.nan, np.float32)
+        arguments = [x, 16, round_to_tf32(operands.weights).reshape(-1), operands.bias]
+        report = simulate(kernel.module, kernel.launch, [*arguments, y.reshape(-1), 16])
+        outputs.append(y)
+        conversions = report.operations.get("nvvm.convert.float.to.tf32", 0)
+        assert (conversions == 0) == bool(attributes)
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_a_result_can_be_rounded_for_its_consumers():
+    case = Case(6, 6, ((16, 1),), 16, attributes=", yolo.round_result")
+    kernel, _ = build(case, ConvTile(32, 16, 16, 1, 1, 1, 2), "tf32")
+    operands = Operands.random(case)
+    y = np.full(case.out_shape, np.nan, np.float32)
+    arguments = [operands.sources[0].reshape(-1), 16,
+                 round_to_tf32(operands.weights).reshape(-1), operands.bias]  # fmt: skip
+    simulate(kernel.module, kernel.launch, [*arguments, y.reshape(-1), 16], outputs=[4])
+    np.testing.assert_array_equal(y, round_to_tf32(y))
+
+
+@pytest.mark.parametrize("case", [Case(5, 20, ((32, 1),), 16), Case(6, 6, ((48, 1),), 80)], ids=str)
+def test_the_simulation_is_the_same_in_any_order(case):
+    first, _, _ = run(case, ConvTile(16, 16, 32, 1, 1, 4, 3))
+    kernel_again, _, report = run(case, ConvTile(16, 16, 32, 1, 1, 4, 3))
+    np.testing.assert_array_equal(first, kernel_again)
+    assert report.kernel == "conv"
+
+
+def test_launch_says_what_the_kernel_needs():
+    case = Case(8, 8, ((16, 1), (32, 2)), 32, kernel=(1, 1))
+    kernel, _ = build(case, ConvTile(32, 32, 16, 2, 1, 1, 3), "tf32")
+    launch = kernel.launch
+    assert launch.grid == (2, 1, 1)
+    assert launch.block == (64, 1, 1)
+    assert launch.programmatic
+    assert launch.shared_bytes == 3 * (32 + 32) * 16 * 4 + 32 * 4
+    roles = [(p.role, p.alignment_bytes, p.tf32) for p in launch.parameters]
+    activation = (ACTIVATION, 16, False)
+    assert roles == [
+        activation,
+        activation,
+        ("weight", 16, True),
+        ("weight", 16, False),
+        activation,
+    ]
