@@ -1,0 +1,206 @@
+"""Dispatches of the GPU's depthwise, max_pool, attention and detect families for tests.
+
+Each is written as a `yolo` function and lowered by `yolo-lower-to-linalg`, so that the kernels are
+made from what the compiler gives them. `Run` lays the operands out with pitches wider than their
+channels (what lies between is NaN and must be neither used nor changed) and simulates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.generate import generate_kernel
+from yolomlir.codegen.gpu.kernel import ACTIVATION, SCRATCH, WEIGHT, Kernel
+from yolomlir.codegen.gpu.ptx import assemble, to_ptx
+from yolomlir.codegen.gpu.tile import TILE, to_attribute
+from yolomlir.passes.base import PassContext
+from yolomlir.passes.lower_to_linalg import LowerToLinalg
+from yolomlir.simulator.report import SimulationReport
+from yolomlir.simulator.simulate import simulate
+from yolomlir.target import target_named
+
+TARGETS = ("sm_80", "sm_90", "sm_120")
+UNIT = 2.0**-24
+"""The unit roundoff of float32."""
+
+
+# ---- functions of the yolo dialect --------------------------------------------------------------
+
+
+def activation(*shape: int) -> str:
+    """The type of N x C x H x W in NHWC."""
+    return f'tensor<{"x".join(map(str, shape))}xf32, #yolo.layout<"nhwc">>'
+
+
+def weight(*shape: int, layout: str = "hwio") -> str:
+    """The type of a weight O x I x KH x KW."""
+    encoding = f', #yolo.layout<"{layout}">' if layout else ""
+    return f"tensor<{'x'.join(map(str, shape))}xf32{encoding}>"
+
+
+def function(family: str, arguments: Sequence[str], lines: Sequence[str], result: str) -> str:
+    """A private function; `lines` define %y of type `result`."""
+    typed = ", ".join(f"%a{i}: {type_}" for i, type_ in enumerate(arguments))
+    body = "\n  ".join(lines)
+    head = f'func.func private @{family}({typed}) -> {result} attributes {{yolo.family = "{family}"}}'
+    return f"{head} {{\n  {body}\n  return %y : {result}\n}}"
+
+
+def conv_attributes(kernel: int, stride: int, channels: int) -> str:
+    """Of a depthwise convolution with half padding."""
+    half = kernel // 2
+    return (
+        f"{{strides = array<i64: {stride}, {stride}>, groups = {channels} : i64, "
+        f"padding = array<i64: {half}, {half}, {half}, {half}>}}"
+    )
+
+
+def pool_attributes(kernel: int, stride: int, padding: int) -> str:
+    """Of a max pool."""
+    return (
+        f"{{kernel = array<i64: {kernel}, {kernel}>, strides = array<i64: {stride}, {stride}>, "
+        f"padding = array<i64: {', '.join([str(padding)] * 4)}>}}"
+    )
+
+
+def lowered(text: str) -> ir.Module:
+    """The module of a function at the linalg level."""
+    module = ir.Module.parse(text)
+    LowerToLinalg().run(module, PassContext())
+    return module
+
+
+def kernel_of(
+    text: str, *, target: str = "sm_90", precision: str = "tf32", tile: object = None
+) -> Kernel:
+    """The kernel of a function, with its own tile or `tile`."""
+    module = lowered(text)  # owns the function
+    dispatch = module.body.operations[0]
+    if tile is not None:
+        dispatch.operation.attributes[TILE] = to_attribute(tile)
+    return generate_kernel(dispatch, target_named(target), precision=precision)
+
+
+def check_assembles(text: str, *, precision: str = "tf32", tile: object = None) -> None:
+    """The kernel assembles for sm_90 and sm_120 without spills and within their limits."""
+    for name in ("sm_90", "sm_120"):
+        target = target_named(name)
+        kernel = kernel_of(text, target=name, precision=precision, tile=tile)
+        cubin = assemble(to_ptx(kernel.module, target), target.chip)
+        assert cubin.spill_bytes == 0
+        assert cubin.registers * kernel.launch.block[0] <= target.registers_per_sm
+        assert kernel.launch.shared_bytes <= target.shared_memory_bytes
+
+
+# ---- running ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    """The kernel's output, dense, and the simulator's report."""
+
+    value: np.ndarray
+    report: SimulationReport
+
+
+class Run:
+    """A kernel with operands in memory; calling it simulates one launch.
+
+    operands: physical arrays in the order of the dispatch. extra: elements that every activation's
+    pitch is wider than its channels. The workspace, where there is one, is zero at first and kept.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        operands: Sequence[np.ndarray],
+        result_shape: tuple[int, ...],
+        *,
+        extra: int = 4,
+    ) -> None:
+        self.kernel, self.shape = kernel, result_shape
+        parameters = kernel.launch.parameters
+        roles = [p.role for p in parameters if p.role != SCRATCH]
+        assert len(roles) == len(operands) + 1
+        self.arguments: list[Any] = []
+        for role, operand in zip(roles, operands, strict=False):
+            if role == WEIGHT:
+                self.arguments.append(operand.reshape(-1).copy())
+                continue
+            assert role == ACTIVATION
+            self.arguments += _spread(operand, extra)
+        self.position = len(self.arguments)
+        self.pitch = result_shape[-1] + (extra if len(result_shape) == 4 else 0)
+        self.arguments += [np.empty(0, np.float32), self.pitch]
+        if kernel.launch.workspace_bytes:
+            assert parameters[-1].role == SCRATCH
+            self.arguments.append(np.zeros(kernel.launch.workspace_bytes // 4, np.int32))
+
+    def __call__(self, *, seed: int = 0, blocks: int | None = None, **options: Any) -> Result:
+        y = np.full((*self.shape[:-1], self.pitch), np.nan, np.float32)
+        mask = np.zeros(y.shape, bool)
+        mask[..., : self.shape[-1]] = True
+        self.arguments[self.position] = y.reshape(-1)
+        report = simulate(
+            self.kernel.module,
+            self.kernel.launch,
+            self.arguments,
+            seed=seed,
+            blocks=blocks,
+            outputs={self.position: mask.reshape(-1)},
+            **options,
+        )
+        written = report.written[self.position].reshape(y.shape)
+        assert not written[~mask].any()
+        assert written[mask].all() if blocks is None else written.any()
+        return Result(np.where(written, y, np.nan)[..., : self.shape[-1]], report)
+
+
+def _spread(x: np.ndarray, extra: int) -> list[Any]:
+    """A dense array as a flat one of a larger pitch, and that pitch."""
+    pitch = x.shape[-1] + extra
+    wide = np.full((*x.shape[:-1], pitch), np.nan, np.float32)
+    wide[..., : x.shape[-1]] = x
+    return [wide.reshape(-1), pitch]
+
+
+def assert_close(got: np.ndarray, want: np.ndarray, tolerance: np.ndarray) -> None:
+    """Every element within its own tolerance; none NaN."""
+    error = np.abs(got.astype(np.float64) - want)
+    worst = np.unravel_index(np.argmax(error - tolerance), error.shape)
+    assert not np.isnan(got).any()
+    assert error[worst] <= tolerance[worst], (
+        f"at {worst}: {got[worst]}, expected {want[worst]} +- {tolerance[worst]}"
+    )
+
+
+# ---- float64 references -------------------------------------------------------------------------
+
+
+def depthwise_terms(
+    x: np.ndarray, w: np.ndarray, stride: int, padding: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A depthwise convolution of N x H x W x C with KH x KW x C, and the sum of its terms' sizes."""
+    kh, kw, _ = w.shape
+    pads = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    padded, w64 = np.pad(x.astype(np.float64), pads), w.astype(np.float64)
+    rows = (padded.shape[1] - kh) // stride + 1
+    columns = (padded.shape[2] - kw) // stride + 1
+    total = np.zeros((x.shape[0], rows, columns, x.shape[3]))
+    size = np.zeros_like(total)
+    for i in range(kh):
+        for j in range(kw):
+            part = padded[:, i : i + stride * rows : stride, j : j + stride * columns : stride]
+            total += part * w64[i, j]
+            size += np.abs(part * w64[i, j])
+    return total, size
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """x sigmoid(x)."""
+    return x / (1.0 + np.exp(-x))
