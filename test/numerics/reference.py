@@ -25,6 +25,8 @@ STRIDES = (8, 16, 32)
 class Reference:
     """rows: [N, max_det, 6] of x1, y1, x2, y2, score, class. layers: by name, [N, C, H, W].
 
+    There are no more rows than anchors.
+
     boxes: a level each, distances l, t, r, b in strides, [N, 4, H, W]; logits: [N, classes, H, W].
     """
 
@@ -126,6 +128,7 @@ def select(boxes: list[Array], logits: list[Array], max_det: int) -> Array:
     n, classes = logits[0].shape[:2]
     flat = np.concatenate([m.reshape(n, classes, -1) for m in logits], 2).transpose(0, 2, 1)
     xyxy = np.concatenate([decode(b, s) for b, s in zip(boxes, STRIDES, strict=True)], 1)
+    max_det = min(max_det, xyxy.shape[1])
     rows = np.zeros((n, max_det, 6))
     for i in range(n):
         anchors = np.argsort(-flat[i].max(1), kind="stable")[:max_det]

@@ -144,13 +144,17 @@ def parse_names(value: object) -> dict[int, str] | None:
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return None
     if isinstance(value, (list, tuple)):
         value = dict(enumerate(value))
     if not isinstance(value, dict) or not value:
         return None
+    if not all(isinstance(index, (int, str)) for index in value):
+        return None
+    if not all(isinstance(name, (int, str)) for name in value.values()):
+        return None
     try:
-        return {int(index): str(name) for index, name in sorted(value.items())}
-    except (TypeError, ValueError):
+        return dict(sorted((int(index), str(name)) for index, name in value.items()))
+    except ValueError:
         return None

@@ -164,7 +164,7 @@ def _find_model(root: Any, path: Path) -> tuple[Any, dict[int, str] | None, dict
     metadata = {
         str(key): str(value)
         for key, value in mapping.items()
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool)
+        if isinstance(value, (str, float)) or (isinstance(value, int) and abs(value) < 1 << 63)
     }
     for key in ("ema", "model", "state_dict", "model_state_dict"):
         value = mapping.get(key)

@@ -22,8 +22,8 @@ from yolomlir.frontend.network import BATCH_NORM_EPSILON, SCALES, Conv, Network
 Values = NDArray[np.float64]
 """Activations of the calibration pictures, [N, C, H, W]."""
 
-_PICTURES, _SIDE = 6, 96
-"""Calibration pictures and their side in pixels: 6 x 9 positions are left at stride 32."""
+_PICTURES, _SIDE = 4, 64
+"""Calibration pictures and their side in pixels: 4 x 4 positions are left at stride 32."""
 _GAIN, _OFFSET = 2.0, 0.5
 """Deviations of a batch norm's result and of its betas. SiLU of larger values is nearly linear in
 their scale, so that a picture unlike the calibration ones is not blown up layer by layer; for the
