@@ -49,7 +49,7 @@ class AssignTiles(Pass):
         kept: functions that had a tile.
 
     Example:
-        // RUN: yolomlir-opt %s --yolo-assign-tiles | FileCheck %s
+        // RUN: yolomlir-opt %s --split-input-file --yolo-assign-tiles | FileCheck %s
 
         // CHECK: func.func private @f
         // CHECK-SAME: yolo.tile = {m = 32 : i64}

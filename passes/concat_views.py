@@ -61,7 +61,7 @@ class ConcatViews(Pass):
         copies: concats and upsamplings that are a kernel for want of anything better.
 
     Example:
-        // RUN: yolomlir-opt %s --yolo-concat-views | FileCheck %s
+        // RUN: yolomlir-opt %s --split-input-file --yolo-concat-views | FileCheck %s
 
         // CHECK-LABEL: func.func @main
         // CHECK: %[[A:.*]] = call @producer(%arg0)

@@ -50,7 +50,7 @@ class ConvEpilogueFusion(Pass):
         residuals: add ops grouped.
 
     Example:
-        // RUN: yolomlir-opt %s --yolo-conv-epilogue-fusion | FileCheck %s
+        // RUN: yolomlir-opt %s --split-input-file --yolo-conv-epilogue-fusion | FileCheck %s
 
         // CHECK-LABEL: func.func @main
         // CHECK-NOT: yolo.silu
@@ -120,6 +120,7 @@ def _outline(group: list[ir.Operation], outliner: Outliner) -> ir.Operation:
     if last.name == "yolo.add":
         inside = group[-2].results[0]
         residual = last.operands[1 if last.operands[0] == inside else 0]
+        last.operands[0], last.operands[1] = inside, residual  # one order, so that more are equal
     operands = list(conv.operands)
     ops = list(group)
     source = producer(conv.operands[0], "yolo.normalize")

@@ -52,7 +52,7 @@ class FormDispatches(Pass):
         elementwise: ops left alone.
 
     Example:
-        // RUN: yolomlir-opt %s --yolo-form-dispatches | FileCheck %s
+        // RUN: yolomlir-opt %s --split-input-file --yolo-form-dispatches | FileCheck %s
 
         // CHECK-LABEL: func.func @main
         // CHECK: %[[P:.*]] = call @max_pool_5x5s1_8x8x8_chain2(%arg0) {yolo.dispatch}

@@ -47,7 +47,7 @@ class MergeSiblings(Pass):
         removed: convolutions that are gone.
 
     Example:
-        // RUN: yolomlir-opt %s --yolo-merge-siblings | FileCheck %s
+        // RUN: yolomlir-opt %s --split-input-file --yolo-merge-siblings | FileCheck %s
 
         // CHECK-LABEL: func.func @main
         // CHECK: yolo.weight{{.*}}name = "a.weight+b.weight"{{.*}}tensor<16x8x1x1xf32

@@ -63,9 +63,9 @@ class PlanMemory(Pass):
         no_reuse_bytes: what the arena would be if no two buffers shared memory.
 
     Example:
-        // RUN: yolomlir-opt %s --yolo-plan-memory | FileCheck %s
+        // RUN: yolomlir-opt %s --split-input-file --yolo-plan-memory | FileCheck %s
 
-        // CHECK: func.func @main
+        // CHECK-LABEL: func.func @main
         // CHECK-SAME: yolo.arena_bytes = 1536
         // CHECK-SAME: yolo.views = [array<i64: [[A:[0-9]+]], 8>, array<i64: [[Z:[0-9]+]], 8>]
         // CHECK: yolo.views = [array<i64: [[A]], 8>, array<i64: [[B:[0-9]+]], 8>]
