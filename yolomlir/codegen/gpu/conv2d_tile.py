@@ -171,22 +171,55 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
     return None
 
 
-def tile_space(
-    shape: ConvShape, target: Target, precision: str, *, thin: bool = False
-) -> Iterator[ConvTile]:
-    """Every candidate worth considering, all legal, in a fixed order.
+def tile_space(shape: ConvShape, target: Target, precision: str) -> Iterator[ConvTile]:
+    """Every candidate worth considering, all legal, in a fixed order."""
+    for tile in _without_pipeline(shape):
+        for stages in _DEPTHS:
+            if stages > max(2, tile.k_tiles(shape)):
+                continue
+            choices = [_with(tile, stages, unroll, l1) for unroll in _FLAGS for l1 in _FLAGS]
+            for candidate in choices:
+                if candidate.through_l1 and shape.taps == 1:
+                    continue  # nothing is read twice by a block
+                redundant = candidate.unroll and tile.k_tiles(shape) <= stages
+                if not redundant and objection(candidate, shape, target, precision) is None:
+                    yield candidate
 
-    thin: only the deepest pipeline that fits of each, unrolled only where every step has a buffer.
-    """
+
+def short_tile_space(shape: ConvShape, target: Target, precision: str) -> Iterator[ConvTile]:
+    """A tile of each choice in `tile_space`, with the deepest pipeline of which two blocks fit an
+    SM: so the next kernel's first loads overlap this one's last products."""
+    half = target.shared_memory_per_sm_bytes // 2 - 1024
+    for tile in _without_pipeline(shape):
+        for stages in reversed(_DEPTHS):
+            if stages > max(2, tile.k_tiles(shape)):
+                continue
+            candidate = _with(tile, stages, shape.source_vector == 0, shape.taps > 1)
+            if stages > 2 and candidate.shared_bytes(shape) > half:
+                continue
+            if objection(candidate, shape, target, precision) is None:
+                yield candidate
+                break
+
+
+_DEPTHS = (2, 3, 4, 6, 8)
+_FLAGS = (False, True)
+
+
+def _with(tile: ConvTile, stages: int, unroll: bool, through_l1: bool) -> ConvTile:
+    return ConvTile(
+        tile.block_m, tile.block_n, tile.block_k, tile.warps_m, tile.warps_n, tile.warps_k,
+        stages, unroll, through_l1,
+    )  # fmt: skip
+
+
+def _without_pipeline(shape: ConvShape) -> Iterator[ConvTile]:
     for block_m in (16, 32, 64, 128, 256):
         if block_m > 16 and block_m >= 2 * shape.pixels:
             continue
         for block_n in _channel_blocks(shape.out_channels):
             for warps_m, warps_n in _warp_grids(block_m, block_n):
-                outputs = ConvTile(block_m, block_n, 0, warps_m, warps_n)
-                for tile in _over_k(outputs, shape):
-                    found = _over_stages(tile, shape, target, precision, thin=thin)
-                    yield from found[-1:] if thin else found
+                yield from _over_k(block_m, block_n, warps_m, warps_n, shape)
 
 
 def _channel_blocks(channels: int) -> list[int]:
@@ -209,7 +242,9 @@ def _warp_grids(block_m: int, block_n: int) -> list[tuple[int, int]]:
     return grids
 
 
-def _over_k(outputs: ConvTile, shape: ConvShape) -> Iterator[ConvTile]:
+def _over_k(
+    block_m: int, block_n: int, warps_m: int, warps_n: int, shape: ConvShape
+) -> Iterator[ConvTile]:
     """Steps over K and their division among warps."""
     depths = [8]
     depths += [depth for depth in (16, 32, 64, 128) if depth // 2 < shape.k]
@@ -217,28 +252,9 @@ def _over_k(outputs: ConvTile, shape: ConvShape) -> Iterator[ConvTile]:
         depths = depths[-1:]
     for block_k in depths:
         for warps_k in (1, 2, 4, 8):
-            tile = dataclasses.replace(outputs, block_k=block_k, warps_k=warps_k)
-            if tile.threads <= _MAX_THREADS and block_k // 8 % warps_k == 0:
-                yield tile
-
-
-def _over_stages(
-    tile: ConvTile, shape: ConvShape, target: Target, precision: str, *, thin: bool
-) -> list[ConvTile]:
-    found = []
-    steps = tile.k_tiles(shape)
-    for stages in (2, 3, 4, 6, 8):
-        if stages > max(2, steps):
-            continue
-        staged = dataclasses.replace(tile, stages=stages)
-        if objection(staged, shape, target, precision) is None:
-            found.append(staged)
-        unrolled = dataclasses.replace(staged, unroll=True)
-        if thin and shape.source_vector:
-            continue
-        if not staged.unrolled(shape) and objection(unrolled, shape, target, precision) is None:
-            found.append(unrolled)
-    return found
+            few = 32 * warps_m * warps_n * warps_k <= _MAX_THREADS
+            if few and block_k // 8 % warps_k == 0:
+                yield ConvTile(block_m, block_n, block_k, warps_m, warps_n, warps_k)
 
 
 # ---- a choice with no measurements --------------------------------------------------------------
@@ -302,11 +318,11 @@ def estimate_us(tile: ConvTile, shape: ConvShape, target: Target, precision: str
 
 @lru_cache(maxsize=1024)
 def default_tile(shape: ConvShape, target: Target, precision: str) -> ConvTile:
-    """The legal tile of the lowest estimate; the first in the order of `tile_space` among equals.
+    """The legal tile of the lowest estimate; the first of `short_tile_space` among equals.
 
     Raises UnsupportedError where no tile is legal.
     """
-    candidates = list(tile_space(shape, target, precision, thin=True))
+    candidates = list(short_tile_space(shape, target, precision))
     if not candidates:
         raise UnsupportedError(f"no conv2d tile fits {shape} on {target.name}")
     return min(candidates, key=lambda t: estimate_us(t, shape, target, precision))
