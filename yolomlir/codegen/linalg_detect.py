@@ -47,6 +47,7 @@ def write(
     """
     batch = boxes[0].shape[0]
     flat_boxes, flat_logits = [_flatten(w, x) for x in boxes], [_flatten(w, x) for x in logits]
+    best = w.concat([_best_class(w, x) for x in flat_logits], dim=1)
     out = w.empty((batch, max_det, 6))
     result = Tensor(w.name(), out.shape)
     opening = (
@@ -59,7 +60,8 @@ def write(
             level = _Level(_image(w, b), _image(w, c), x.shape[2], stride, first)
             levels.append(level)
             first += level.anchors
-        rows = _one_image(w, levels, max_det)
+        first_stage = w.extract_slice(best, ["%image", 0], [1, best.shape[1]], rank=1)
+        rows = _one_image(w, levels, first_stage, max_det)
         with w.region("scf.forall.in_parallel {"):
             where = f"[%image, 0, 0] [1, {max_det}, 6] [1, 1, 1]"
             w.line(
@@ -78,10 +80,9 @@ def _image(w: Writer, x: Tensor) -> Tensor:
     return w.extract_slice(x, ["%image", 0, 0], [1, *x.shape[1:]], rank=2)
 
 
-def _one_image(w: Writer, levels: Sequence[_Level], max_det: int) -> Tensor:
-    """Rows [max_det, 6] of one image."""
+def _one_image(w: Writer, levels: Sequence[_Level], best: Tensor, max_det: int) -> Tensor:
+    """Rows [max_det, 6] of one image; best: every anchor's largest logit."""
     classes = levels[0].logits.shape[1]
-    best = w.concat([_best_class(w, level.logits) for level in levels], dim=0)
     anchors = _top(w, _keys(w, best), max_det)
     candidates = _candidate_logits(w, levels, anchors, classes)
     flat = w.reshape(candidates, (max_det * classes,), [[0, 1]])
@@ -110,10 +111,10 @@ def _sigmoid(w: Writer) -> list[str]:
 
 
 def _best_class(w: Writer, logits: Tensor) -> Tensor:
-    """An anchor's largest logit: [anchors, classes] to [anchors]."""
-    out = w.filled(logits.shape[:1], float("-inf"))
+    """An anchor's largest logit: [N, anchors, classes] to [N, anchors]."""
+    out = w.filled(logits.shape[:2], float("-inf"))
     body = ["%y = arith.maximumf %out, %in0 : f32"]
-    return w.generic("ac", [Mapped(logits, "a, c")], Mapped(out, "a"), body, reduced="c")
+    return w.generic("nac", [Mapped(logits, "n, a, c")], Mapped(out, "n, a"), body, reduced="c")
 
 
 def _keys(w: Writer, x: Tensor) -> Tensor:

@@ -1,0 +1,360 @@
+"""Schedules in the transform dialect: which ops share a block, how it is tiled and vectorised.
+
+A kernel is a sequence of groups. A group has a root (the last op: a convolution's epilogue, say),
+whose outermost loops become an `scf.forall` of blocks, and everything fused into it. Ops are named
+to the script by the attribute `cpu.op`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from yolomlir.dialects import yolo
+
+from yolomlir.bindings import ir, transform_interpreter
+from yolomlir.codegen.cpu import tiles
+from yolomlir.codegen.cpu.isa import Isa
+from yolomlir.codegen.cpu.prepare import users
+from yolomlir.diagnostics import InternalError
+
+TAG = "cpu.op"
+_HANDLE = "!transform.any_op"
+CONV = "linalg.conv_2d_nhwc_hwcf"
+DEPTHWISE = "linalg.depthwise_conv_2d_nhwc_hwc"
+POOL = "linalg.pooling_nhwc_max"
+_WINDOWS = (CONV, DEPTHWISE, POOL)
+
+
+class Script:
+    """A transform script under construction: methods append ops and return handles."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._count = 0
+
+    def _new(self) -> str:
+        self._count += 1
+        return f"%h{self._count}"
+
+    def match(self, tag: str) -> str:
+        """The op of that tag."""
+        name = self._new()
+        self.lines.append(
+            f'{name} = transform.structured.match attributes {{{TAG} = "{tag}"}} in %root '
+            f": ({_HANDLE}) -> {_HANDLE}"
+        )
+        return name
+
+    def match_all(self, op: str) -> str:
+        """Every op of that name."""
+        name = self._new()
+        self.lines.append(
+            f'{name} = transform.structured.match ops{{["{op}"]}} in %root '
+            f": ({_HANDLE}) -> {_HANDLE}"
+        )
+        return name
+
+    def forall(self, target: str, sizes: Sequence[int]) -> tuple[str, str]:
+        """Tile into an `scf.forall`: the tiled op and the loop."""
+        op, loop = self._new(), self._new()
+        self.lines.append(
+            f"{op}, {loop} = transform.structured.tile_using_forall {target} "
+            f"tile_sizes {list(sizes)} : ({_HANDLE}) -> ({_HANDLE}, {_HANDLE})"
+        )
+        return op, loop
+
+    def loops(
+        self, target: str, sizes: Sequence[int], interchange: Sequence[int] | None = None
+    ) -> tuple[str, str]:
+        """Tile into loops: the tiled op and the innermost loop."""
+        op = self._new()
+        handles = [self._new() for size in sizes if size]
+        order = f" interchange = {list(interchange)}" if interchange else ""
+        kinds = ", ".join([_HANDLE] * (len(handles) + 1))
+        self.lines.append(
+            f"{', '.join([op, *handles])} = transform.structured.tile_using_for {target} "
+            f"tile_sizes {list(sizes)}{order} : ({_HANDLE}) -> ({kinds})"
+        )
+        return op, handles[-1]
+
+    def fuse(self, producer: str, loop: str) -> tuple[str, str]:
+        """Compute a producer's tile inside a loop: the fused op and the new loop."""
+        op, new = self._new(), self._new()
+        self.lines.append(
+            f"{op}, {new} = transform.structured.fuse_into_containing_op {producer} into {loop} "
+            f": ({_HANDLE}, {_HANDLE}) -> ({_HANDLE}, {_HANDLE})"
+        )
+        return op, new
+
+    def decompose(self, target: str) -> str:
+        """A 2-D window op whose other window dimension is 1 as its 1-D form."""
+        op = self._new()
+        self.lines.append(
+            f"{op} = transform.structured.decompose {target} : ({_HANDLE}) -> {_HANDLE}"
+        )
+        return op
+
+    def vectorize(self, target: str) -> None:
+        """Vectorise one op of static shape."""
+        self.lines.append(f"transform.structured.vectorize {target} : {_HANDLE}")
+
+    def cse(self) -> None:
+        """Common subexpressions of the kernel: equal slices of one producer become one use."""
+        function = self.match_all("func.func")
+        self.lines.append(f"transform.apply_cse to {function} : {_HANDLE}")
+
+    def text(self) -> str:
+        """The module that holds the script."""
+        body = "\n".join(f"    {line}" for line in [*self.lines, "transform.yield"])
+        return (
+            "module attributes {transform.with_named_sequence} {\n"
+            f"  transform.named_sequence @__transform_main(%root: {_HANDLE}) {{\n{body}\n  }}\n}}\n"
+        )
+
+
+_TO_VECTORS = f"""%kernel = transform.structured.match ops{{["func.func"]}} in %root : ({_HANDLE}) -> {_HANDLE}
+    transform.apply_patterns to %kernel {{
+      transform.apply_patterns.canonicalization
+      transform.apply_patterns.linalg.tiling_canonicalization
+      transform.apply_patterns.tensor.fold_tensor_subset_ops_into_vector_transfers
+      transform.apply_patterns.vector.cast_away_vector_leading_one_dim
+      transform.apply_patterns.vector.transfer_permutation_patterns
+      transform.apply_patterns.vector.reduction_to_contract
+    }} : {_HANDLE}
+    transform.apply_cse to %kernel : {_HANDLE}
+    %loops = transform.structured.match ops{{["scf.for"]}} in %kernel : ({_HANDLE}) -> {_HANDLE}
+    transform.loop.hoist_loop_invariant_subsets %loops : {_HANDLE}
+    transform.apply_patterns to %kernel {{
+      transform.apply_patterns.vector.reduction_to_contract
+      transform.apply_patterns.vector.lower_contraction lowering_strategy = "outerproduct"
+      transform.apply_patterns.vector.lower_outerproduct
+      transform.apply_patterns.vector.lower_multi_reduction lowering_strategy = "innerreduction"
+    }} : {_HANDLE}"""
+"""After it the sums of a register tile are values that loops carry. No canonicalisation follows:
+it would take 2-D vectors apart into single elements."""
+
+
+@dataclass
+class _Group:
+    """One forall: windows that add to one accumulator, in order, the fill of that accumulator, an
+    elementwise epilogue, and the producers of the windows' inputs, the nearest first."""
+
+    windows: list[ir.Operation]
+    fill: ir.Operation | None = None
+    epilogue: ir.Operation | None = None
+    producers: list[ir.Operation] = field(default_factory=list)
+
+    @property
+    def root(self) -> ir.Operation:
+        """The last op."""
+        return self.epilogue or self.windows[-1]
+
+
+def schedule(module: ir.Module, isa: Isa) -> str:
+    """Tile, fuse and vectorise the kernel in place; returns the script, for whoever wants to read it."""
+    script = Script()
+    for group in _groups(module):
+        _schedule_window(script, group, isa)
+    for index, op in enumerate(_others(module)):
+        _schedule_other(script, op, f"o{index}")
+    script.lines.append(_TO_VECTORS)
+    run_script(module, script.text())
+    return script.text()
+
+
+def run_script(module: ir.Module, text: str) -> None:
+    """Apply a transform script to a module."""
+    with module.context:
+        script = ir.Module.parse(text)
+        sequence = script.body.operations[0]
+        if __import__("os").environ.get("DBG"): print(text, module)
+        transform_interpreter.apply_named_sequence(module.operation, sequence, script)
+
+
+def shape_of(value: ir.Value) -> list[int]:
+    """The static shape of a tensor."""
+    return list(ir.RankedTensorType(value.type).shape)
+
+
+def _tag(op: ir.Operation, tag: str) -> None:
+    op.attributes[TAG] = ir.StringAttr.get(tag)
+
+
+def _tag_of(op: ir.Operation) -> str:
+    return str(ir.StringAttr(op.attributes[TAG]).value)
+
+
+# ---- grouping -----------------------------------------------------------------------------------
+
+
+def _defining(value: ir.Value) -> ir.Operation | None:
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) else owner.operation
+
+
+def _groups(module: ir.Module) -> list[_Group]:
+    """A group for every chain of window ops, in order; the ops of groups are tagged."""
+    groups: list[_Group] = []
+    for op in list(yolo.ops_in(module, "linalg.")):
+        if op.name not in _WINDOWS or TAG in op.attributes:
+            continue
+        group = _window_group(op)
+        name = f"g{len(groups)}"
+        for i, window in enumerate(group.windows):
+            _tag(window, f"{name}w{i}")
+        for i, producer in enumerate(group.producers):
+            _tag(producer, f"{name}p{i}")
+        if group.fill is not None:
+            _tag(group.fill, f"{name}fill")
+        if group.epilogue is not None:
+            _tag(group.epilogue, f"{name}root")
+        groups.append(group)
+    return groups
+
+
+def _window_group(first: ir.Operation) -> _Group:
+    """The windows that add to one accumulator, its fill, epilogue and input producers."""
+    windows, fill = [first], _defining(first.operands[2])
+    while True:
+        following = users(windows[-1].results[0])
+        chained = [u for u in following if u.name in _WINDOWS and u.operands[2].owner == windows[-1]]
+        if len(following) != 1 or not chained:
+            break
+        windows.append(chained[0])
+    following = users(windows[-1].results[0])
+    single = len(following) == 1 and _is_elementwise(following[0])
+    group = _Group(windows, fill, following[0] if single else None)
+    for window in reversed(windows):
+        _add_producers(group, window.operands[0])
+    return group
+
+
+def _is_elementwise(op: ir.Operation) -> bool:
+    if op.name != "linalg.generic":
+        return False
+    kinds = ir.ArrayAttr(op.attributes["iterator_types"])
+    return all("parallel" in str(k) for k in kinds)
+
+
+def _add_producers(group: _Group, value: ir.Value) -> None:
+    """Pads, normalisation and upsampling that only this input uses."""
+    op = _defining(value)
+    while op is not None and len(users(op.results[0])) == 1:
+        if op.name != "tensor.pad" and not _is_elementwise(op):
+            return
+        group.producers.append(op)
+        op = _defining(op.operands[0])
+
+
+def _others(module: ir.Module) -> list[ir.Operation]:
+    """Top-level linalg ops in no group, but for fills, which are small or fused."""
+    kernel = module.body.operations[0].operation
+    ops = [view.operation for view in kernel.regions[0].blocks[0].operations]
+    names = ("linalg.generic", "linalg.transpose")
+    return [op for op in ops if op.name in names and TAG not in op.attributes]
+
+
+# ---- schedules ----------------------------------------------------------------------------------
+
+
+def _input_bytes(group: _Group) -> tuple[int, int, int]:
+    """Bytes of a padded input row, stride, and rows that a block reads besides its own."""
+    window = group.windows[-1]
+    _, _, width, channels = shape_of(window.operands[0])
+    kernel = shape_of(window.operands[1])[0]
+    stride = int(ir.DenseIntElementsAttr(window.attributes["strides"])[0])
+    return 4 * width * channels, stride, max(0, kernel - stride)
+
+
+def _schedule_window(script: Script, group: _Group, isa: Isa) -> None:
+    """Blocks of rows; in a block, register tiles whose sums live through the whole reduction."""
+    batch, height, width, channels = shape_of(group.root.results[0])
+    row_bytes, stride, halo = _input_bytes(group)
+    rows = tiles.rows_per_block(
+        batch, height, bytes_of=row_bytes, stride=stride, halo_bytes=halo * row_bytes
+    )
+    if any(_is_upsampling(p) for p in group.producers) and rows % 2:
+        rows = 1
+    tile = _register_tile(group, width, channels, isa)
+    block, loop = script.forall(script.match(_tag_of(group.root)), [1, rows, 0, 0])
+    inner = []
+    for window in reversed(group.windows if group.epilogue else group.windows[:-1]):
+        op, loop = script.fuse(script.match(_tag_of(window)), loop)
+        inner.append(op)
+    fill = None
+    if group.fill is not None:
+        fill, loop = script.fuse(script.match(_tag_of(group.fill)), loop)
+    for producer in group.producers:
+        _, loop = script.fuse(script.match(_tag_of(producer)), loop)
+    sizes = [0, 1, tile.pixels, tile.channels]
+    order = [0, 3, 1, 2]
+    if group.epilogue:
+        epilogue, loop = script.loops(block, sizes, order)
+        windows = []
+    else:
+        count = 7 if group.windows[-1].name == CONV else 6
+        padded = [*sizes, *[0] * (count - 4)]
+        window, loop = script.loops(block, padded, [*order, *range(4, count)])
+        windows = [window]
+    for op in inner:
+        fused, loop = script.fuse(op, loop)
+        windows.append(fused)
+    if fill is not None and group.epilogue:
+        fill, loop = script.fuse(fill, loop)
+        script.vectorize(fill)
+    for window in windows:
+        reduction = [0, 0, 0, 0, 1, 1, 1] if group.windows[-1].name == CONV else [0, 0, 0, 0, 1, 1]
+        step, _ = script.loops(window, reduction)
+        script.vectorize(script.decompose(step))
+    if group.epilogue:
+        script.vectorize(epilogue)
+
+
+def _is_upsampling(op: ir.Operation) -> bool:
+    return op.name == "linalg.generic" and "floordiv" in str(op.attributes["indexing_maps"])
+
+
+def _register_tile(group: _Group, width: int, channels: int, isa: Isa) -> tiles.RegisterTile:
+    if group.windows[-1].name == CONV:
+        return tiles.register_tile(width, channels, isa)
+    lanes = tiles.largest_divisor(channels, isa.lanes)
+    return tiles.RegisterTile(tiles.largest_divisor(width, 8), lanes)
+
+
+def _schedule_other(script: Script, op: ir.Operation, name: str) -> None:
+    """Blocks over the leading parallel dimensions; LLVM vectorises the loops inside."""
+    kinds = (
+        [str(k) for k in ir.ArrayAttr(op.attributes["iterator_types"])]
+        if op.name == "linalg.generic"
+        else ["parallel"] * len(shape_of(op.results[0]))
+    )
+    extents = _loop_extents(op, len(kinds))
+    sizes, blocks = [0] * len(kinds), 1
+    for d, kind in enumerate(kinds):
+        if "parallel" not in kind or extents[d] == 1:
+            sizes[d] = 1 if extents[d] == 1 and "parallel" in kind else 0
+            continue
+        size = tiles.largest_divisor(extents[d], max(1, extents[d] * blocks // tiles.BLOCKS))
+        sizes[d] = size
+        blocks *= extents[d] // size
+        if blocks >= tiles.BLOCKS:
+            break
+    if any(sizes):
+        _tag(op, name)
+        script.forall(script.match(name), sizes)
+
+
+def _loop_extents(op: ir.Operation, count: int) -> list[int]:
+    """The extent of every loop of a linalg op, from its operands' shapes."""
+    if op.name != "linalg.generic":
+        return shape_of(op.results[0])
+    extents = [0] * count
+    maps = ir.ArrayAttr(op.attributes["indexing_maps"])
+    for operand, attribute in zip(op.operands, maps, strict=True):
+        for size, e in zip(shape_of(operand), ir.AffineMapAttr(attribute).value.results, strict=True):
+            if isinstance(e, ir.AffineDimExpr):
+                extents[e.position] = size
+    if 0 in extents:
+        raise InternalError(f"a loop of '{op.name}' has no extent", where=yolo.layer_of(op.location))
+    return extents

@@ -1,0 +1,80 @@
+"""Tile sizes from a shape and an instruction set: blocks for threads and caches, registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from yolomlir.codegen.cpu.isa import Isa
+
+LOCAL_BYTES = 256 * 1024
+"""What a block's padded input may take: a quarter of a common second-level cache."""
+BLOCKS = 20
+"""Blocks a dispatch should have at least, so that a few threads end at the same time."""
+_LONGEST = 24
+"""Pixels of a register tile: more than this never pays, weights being few loads by then."""
+_STEP_OVERHEAD = 1.0
+"""Cycles a reduction step costs besides its products and loads."""
+_LATENCY = 8.0
+"""Products in flight that hide a multiply-add's latency on two pipes."""
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    """pixels x channels of the output whose sums stay in registers over the whole reduction."""
+
+    pixels: int
+    channels: int
+
+
+def divisors(n: int) -> list[int]:
+    """Every divisor, rising."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def largest_divisor(n: int, limit: int) -> int:
+    """The largest divisor of n that is at most `limit` (1 where limit is less)."""
+    return max((d for d in divisors(n) if d <= limit), default=1)
+
+
+def register_tile(width: int, channels: int, isa: Isa, *, reads_per_step: int = 1) -> RegisterTile:
+    """The tile of least modelled cycles a product, of sizes that divide `width` and `channels`.
+
+    A step multiplies `pixels` broadcast inputs by `channels` weights: pixels * vectors
+    multiply-adds, one a cycle of the widest registers; vectors weight loads and pixels broadcasts,
+    two a cycle. Equal tiles are ordered by fewer weight loads, which come from a farther cache.
+    """
+    best: tuple[float, float, RegisterTile] | None = None
+    for tile_channels in _channel_tiles(channels, isa):
+        vectors = -(-tile_channels // isa.lanes)
+        for pixels in (d for d in divisors(width) if d <= _LONGEST):
+            sums = pixels * vectors
+            if sums + vectors + 2 > isa.registers and (pixels, vectors) != (1, 1):
+                continue
+            loads = (vectors + pixels * reads_per_step) / 2
+            cycles = max(sums, loads, _LATENCY) + _STEP_OVERHEAD
+            cost = cycles / (pixels * tile_channels)
+            tile = RegisterTile(pixels, tile_channels)
+            key = (round(cost, 4), 1 / pixels, tile)
+            if best is None or key[:2] < best[:2]:
+                best = key
+    return best[2] if best else RegisterTile(1, channels)
+
+
+def _channel_tiles(channels: int, isa: Isa) -> list[int]:
+    """Divisors of the channel count that fill registers; where none does, the largest small one."""
+    full = [isa.lanes * n for n in (1, 2, 4) if channels % (isa.lanes * n) == 0]
+    if full:
+        return full
+    return [largest_divisor(channels, 2 * isa.lanes)]
+
+
+def rows_per_block(
+    batch: int, height: int, *, bytes_of: int, stride: int = 1, halo_bytes: int = 0
+) -> int:
+    """Output rows of a block: few enough for BLOCKS blocks and for the input to stay in cache.
+
+    bytes_of: input bytes of one more row; halo_bytes: of the rows read besides.
+    """
+    wanted = max(1, batch * height // BLOCKS)
+    fits = max(1, (LOCAL_BYTES - halo_bytes) // max(1, bytes_of * stride))
+    return largest_divisor(height, min(wanted, fits, height))
