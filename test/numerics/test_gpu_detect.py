@@ -1,0 +1,211 @@
+"""The detect kernel in the simulator: choice and order exact, boxes and scores within rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from gpu_dispatches import (
+    TARGETS,
+    UNIT,
+    Run,
+    activation,
+    check_assembles,
+    function,
+    kernel_of,
+)
+
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.detect import DetectTile
+from yolomlir.diagnostics import UnsupportedError
+from yolomlir.dialects import yolo
+
+SMALL = DetectTile(threads=128, lanes=1)
+
+
+@pytest.fixture(autouse=True)
+def context():
+    with yolo.new_context(), ir.Location.unknown():
+        yield
+
+
+@dataclass(frozen=True)
+class Case:
+    classes: int
+    sizes: tuple[tuple[int, int], ...]
+    max_det: int
+    batch: int = 1
+    strides: tuple[int, ...] = (8, 16, 32)
+
+    def text(self) -> str:
+        boxes = [activation(self.batch, 4, *size) for size in self.sizes]
+        logits = [activation(self.batch, self.classes, *size) for size in self.sizes]
+        result = f"tensor<{self.batch}x{self.max_det}x6xf32>"
+        names = ", ".join(f"%a{i}" for i in range(2 * len(self.sizes)))
+        attributes = (
+            f"{{strides = array<i64: {', '.join(map(str, self.strides))}>, "
+            f"max_det = {self.max_det} : i64}}"
+        )
+        types = ", ".join([*boxes, *logits])
+        line = f'%y = "yolo.detect"({names}) {attributes} : ({types}) -> {result}'
+        return function("detect", [*boxes, *logits], [line], result)
+
+    def maps(self, channels: int, rng: np.random.Generator) -> list[np.ndarray]:
+        shapes = [(self.batch, h, w, channels) for h, w in self.sizes]
+        return [rng.standard_normal(shape, np.float32) * np.float32(3) for shape in shapes]
+
+
+def expected(case: Case, boxes: list[np.ndarray], logits: list[np.ndarray]) -> np.ndarray:
+    """Two stages of stable sorting in float64: equal logits by lower index, -0 equal to 0."""
+    rows = np.zeros((case.batch, case.max_det, 6))
+    for n in range(case.batch):
+        flat = np.concatenate([x[n].reshape(-1, case.classes) for x in logits]).astype(np.float64)
+        corners = np.concatenate([_decode(b[n], s) for b, s in zip(boxes, case.strides)])
+        anchors = np.argsort(-flat.max(1), kind="stable")[: case.max_det]
+        candidates = flat[anchors].reshape(-1)
+        best = np.argsort(-candidates, kind="stable")[: case.max_det]
+        rows[n, :, :4] = corners[anchors[best // case.classes]]
+        with np.errstate(over="ignore"):
+            rows[n, :, 4] = 1 / (1 + np.exp(-candidates[best]))
+        rows[n, :, 5] = best % case.classes
+    return rows
+
+
+def _decode(box: np.ndarray, stride: int) -> np.ndarray:
+    height, width, _ = box.shape
+    y, x = np.mgrid[:height, :width] + 0.5
+    left, top, right, bottom = box.astype(np.float64).transpose(2, 0, 1)
+    corners = np.stack([x - left, y - top, x + right, y + bottom], -1) * stride
+    return corners.reshape(-1, 4)
+
+
+def check(case: Case, boxes, logits, run: Run | None = None, tile=None, **options) -> Run:
+    target = options.pop("target", "sm_90")
+    if run is None:
+        shape = (case.batch, case.max_det, 6)
+        kernel = kernel_of(case.text(), target=target, tile=tile)
+        run = Run(kernel, [*boxes, *logits], shape)
+    got = run(**options).value
+    want = expected(case, boxes, logits)
+    np.testing.assert_array_equal(got[..., 5], want[..., 5])
+    # ax - l and its product with the stride: two roundings, of at most |ax| + |l|.
+    largest = max(float(np.abs(b).max()) + max(b.shape) for b in boxes) * max(case.strides)
+    np.testing.assert_allclose(got[..., :4], want[..., :4], rtol=0, atol=2 * UNIT * largest)
+    # The sigmoid's bound, of instructions.sigmoid.
+    np.testing.assert_allclose(got[..., 4], want[..., 4], rtol=0, atol=2.0**-22)
+    return run
+
+
+def operands(case: Case, seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return case.maps(4, rng), case.maps(case.classes, rng)
+
+
+SIZES = ((6, 5), (3, 3), (2, 1))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(8, SIZES, 10),
+        Case(3, SIZES, 7, batch=2),
+        Case(1, SIZES, 41),
+        Case(12, ((4, 4), (2, 2), (1, 1)), 21),
+        Case(7, ((9, 7), (5, 4), (3, 2)), 30, strides=(4, 4, 64)),
+        Case(80, SIZES, 1),
+    ],
+    ids=str,
+)
+def test_geometries(case):
+    boxes, logits = operands(case)
+    check(case, boxes, logits, tile=SMALL)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 8, 32])
+@pytest.mark.parametrize("classes", [5, 40, 37])
+def test_lanes_share_the_classes_of_an_anchor(lanes, classes):
+    case = Case(classes, SIZES, 12)
+    check(case, *operands(case), tile=DetectTile(64, lanes))
+
+
+def test_equal_logits_go_by_index():
+    """Few values, many ties, at both thresholds and within; zeros of both signs are equal."""
+    case = Case(6, ((8, 8), (4, 4), (2, 2)), 25)
+    for seed in range(3):
+        boxes, logits = operands(case, seed)
+        rng = np.random.default_rng(seed)
+        values = np.array([-2.0, -0.0, 0.0, 1.0], np.float32)[: 2 + seed]
+        logits = [rng.choice(values, x.shape) for x in logits]
+        check(case, boxes, logits, tile=SMALL, seed=seed)
+
+
+def test_all_logits_equal():
+    """The worst case of stage two: every class of every chosen anchor is a candidate."""
+    case = Case(20, ((8, 9), (4, 4), (2, 2)), 30)
+    boxes, logits = operands(case)
+    check(case, boxes, [np.full_like(x, -7.25) for x in logits], tile=SMALL)
+
+
+def test_extreme_logits():
+    case = Case(4, SIZES, 15)
+    boxes, logits = operands(case)
+    extremes = [np.inf, -np.inf, 3.0e38, -3.0e38, 1.0e-40, -1.0e-40, 88.0, -104.0]
+    logits[0].reshape(-1)[: len(extremes)] = extremes
+    check(case, boxes, logits, tile=SMALL)
+    check(case, boxes, [np.where(x > -20, x - np.float32(60), x) for x in logits], tile=SMALL)
+
+
+def test_large_max_det():
+    """More detections than threads, and more than the 300 of the network."""
+    case = Case(3, ((16, 16), (8, 8), (4, 4)), 330)
+    check(case, *operands(case), tile=SMALL)
+
+
+def test_more_anchors_than_registers_hold():
+    """Keys are then read from the workspace in every pass."""
+    case = Case(2, ((40, 40), (20, 20), (10, 10)), 20)
+    check(case, *operands(case), tile=DetectTile(128, 1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_targets(target):
+    case = Case(5, SIZES, 9, batch=2)
+    check(case, *operands(case), tile=SMALL, target=target)
+
+
+def test_launches_after_each_other_need_no_clearing():
+    """The counters return to zero, and nothing of an earlier image is left."""
+    case = Case(4, SIZES, 11, batch=2)
+    boxes, logits = operands(case)
+    run = check(case, boxes, logits, tile=DetectTile(64, 2))
+    first = run(seed=5).value
+    for seed in (1, 2):
+        again = run(seed=seed, schedule="warps").value
+        np.testing.assert_array_equal(first, again)
+    assert not run.arguments[-1][: case.batch].any()
+
+
+def test_default_tile():
+    """Blocks of 1024 threads, as on the device."""
+    case = Case(80, ((12, 12), (6, 6), (3, 3)), 60)
+    check(case, *operands(case))
+
+
+def test_too_large_max_det_is_refused():
+    case = Case(1, ((160, 160), (80, 80), (40, 40)), 30000)
+    with pytest.raises(UnsupportedError, match="max_det 30000"):
+        kernel_of(case.text())
+
+
+NETWORK = ((80, 80), (40, 40), (20, 20))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(80, NETWORK, 300), Case(3, ((48, 80), (24, 40), (12, 20)), 300, batch=4),
+     Case(365, NETWORK, 1000), Case(1, ((160, 160), (80, 80), (40, 40)), 300)],
+    ids=str,
+)  # fmt: skip
+def test_assembles(case):
+    check_assembles(case.text())
