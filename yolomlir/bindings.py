@@ -5,7 +5,9 @@ Everything else writes `from yolomlir.bindings import ir, arith, linalg, …`.
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
+from types import ModuleType
 
 from yolomlir.diagnostics import UserError
 
@@ -59,6 +61,10 @@ except ImportError as error:
     raise UserError(
         f"the MLIR Python bindings cannot be imported: {error}", hint=_INSTALL
     ) from error
+
+# The bindings try to import `mlir.dialects.NAMESPACE` for every op object that they make, and do
+# not remember that there is none: three quarters of a pass's time over `yolo` went into that.
+sys.modules.setdefault("mlir.dialects.yolo", ModuleType("mlir.dialects.yolo"))
 
 __all__ = [
     "SUPPORTED_LLVM",
