@@ -62,8 +62,7 @@ def constant_value(attribute: Any, type_: Any) -> Value:
     shape = vector_shape(type_)
     if shape is None:
         return element.register.type(attribute.value)
-    dense = ir.DenseElementsAttr(attribute)
-    values = [dense[i] for i in range(len(dense))]
+    values = [attribute[i] for i in range(len(attribute))]
     return np.array(values, element.register).reshape(1, *shape)
 
 
@@ -140,7 +139,7 @@ _DIVISIONS: dict[str, Function] = {
     "arith.divsi": _truncated_quotient,
     "arith.remsi": np.fmod,
     "arith.floordivsi": np.floor_divide,
-    "arith.ceildivsi": lambda a, b: -((-a) // b),
+    "arith.ceildivsi": _ceiling_quotient,
 }
 _UNSIGNED_DIVISIONS: dict[str, Function] = {
     "arith.divui": np.floor_divide,

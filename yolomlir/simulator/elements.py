@@ -73,7 +73,8 @@ class Element:
     def from_memory(self, raw: Array) -> Array:
         """Register values of memory values."""
         if self.name == "bf16":
-            return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            widened: Array = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            return widened
         if self.name == "i1":
             return raw.astype(np.bool_)
         return raw if raw.dtype == self.register else raw.view(self.register)
@@ -82,7 +83,7 @@ class Element:
         """Memory values of register values."""
         if self.name == "bf16":
             bits = np.ascontiguousarray(value, np.float32).view(np.uint32)
-            return (bits >> np.uint32(16)).astype(np.uint16)
+            return np.asarray(bits >> np.uint32(16), np.uint16)
         return np.asarray(value).astype(self.memory, copy=False)
 
     def rounded(self, function: Callable[..., Value]) -> Callable[..., Value]:

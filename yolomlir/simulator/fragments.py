@@ -26,7 +26,7 @@ def a_matrix(registers: Array) -> Array:
     lanes, count, packed = registers.shape
     warps, half = lanes // WARP, max(1, count // 2)
     by = registers.reshape(warps, 8, 4, half, 2, packed)
-    return by.transpose(0, 4, 1, 3, 2, 5).reshape(warps, 16, half * 4 * packed)
+    return np.asarray(by.transpose(0, 4, 1, 3, 2, 5).reshape(warps, 16, half * 4 * packed))
 
 
 def b_matrix(registers: Array) -> Array:
@@ -34,21 +34,21 @@ def b_matrix(registers: Array) -> Array:
     lanes, count, packed = registers.shape
     warps = lanes // WARP
     by = registers.reshape(warps, 8, 4, count, packed)
-    return by.transpose(0, 3, 2, 4, 1).reshape(warps, count * 4 * packed, 8)
+    return np.asarray(by.transpose(0, 3, 2, 4, 1).reshape(warps, count * 4 * packed, 8))
 
 
 def c_matrix(values: Array) -> Array:
     """C (warps, 16, 8) of values (lanes, 4)."""
     warps = len(values) // WARP
     by = values.reshape(warps, 8, 4, 2, 2)
-    return by.transpose(0, 3, 1, 2, 4).reshape(warps, 16, 8)
+    return np.asarray(by.transpose(0, 3, 1, 2, 4).reshape(warps, 16, 8))
 
 
 def d_values(matrix: Array) -> Array:
     """Values (lanes, 4) of D (warps, 16, 8)."""
     warps = len(matrix)
     by = matrix.reshape(warps, 2, 8, 4, 2)
-    return by.transpose(0, 2, 3, 1, 4).reshape(warps * WARP, 4)
+    return np.asarray(by.transpose(0, 2, 3, 1, 4).reshape(warps * WARP, 4))
 
 
 def multiply(a: Array, b: Array, c: Array) -> Array:
@@ -56,10 +56,8 @@ def multiply(a: Array, b: Array, c: Array) -> Array:
 
     Integers wrap in int32; floats as the module says. The result has C's type.
     """
-    if a.dtype.kind in "iu":
-        product = a_matrix(a).astype(np.int64) @ b_matrix(b).astype(np.int64)
-    else:
-        product = a_matrix(a).astype(np.float64) @ b_matrix(b).astype(np.float64)
+    wide = np.dtype(np.int64 if a.dtype.kind in "iu" else np.float64)
+    product = a_matrix(a).astype(wide) @ b_matrix(b).astype(wide)
     return d_values((product + c_matrix(c)).astype(c.dtype))
 
 
@@ -69,10 +67,11 @@ def distribute_rows(rows: Array) -> Array:
     rows: (warps, count, 8, 4) 32-bit words; lane l gets word l % 4 of row l // 4.
     """
     warps, count = rows.shape[:2]
-    return rows.reshape(warps, count, WARP).transpose(0, 2, 1).reshape(warps * WARP, count)
+    by = rows.reshape(warps, count, WARP)
+    return np.asarray(by.transpose(0, 2, 1).reshape(warps * WARP, count))
 
 
 def transpose_b16(rows: Array) -> Array:
     """Each 8 x 8 matrix of 16-bit elements transposed, for `ldmatrix.trans`; same shape."""
     halves = np.ascontiguousarray(rows).view(np.uint16)
-    return np.ascontiguousarray(halves.swapaxes(-1, -2)).view(rows.dtype)
+    return np.asarray(np.ascontiguousarray(halves.swapaxes(-1, -2)).view(rows.dtype))

@@ -94,7 +94,7 @@ def _read_global(op: Any, program: Program) -> None:
         return
     if "initial_value" not in op.attributes or "constant" not in op.attributes:
         raise InternalError(f"the simulator wants a constant with a value; '{name}' is none")
-    dense = ir.DenseElementsAttr(op.attributes["initial_value"])
+    dense = op.attributes["initial_value"]
     values = np.array([dense[i] for i in range(len(dense))], element.register)
     if len(values) != count:
         raise InternalError(f"the constant '{name}' has {len(values)} of {count} values")

@@ -277,11 +277,7 @@ def _atomic(op: Any, scope: Scope) -> Step:
     return step
 
 
-def _binary(function: Callable[..., Value]) -> Callable[[Any, Scope], Step]:
-    return lambda op, scope: elementwise(op, scope, function)
-
-
-for _name, _function in {
+_ARITHMETIC: dict[str, Callable[..., Value]] = {
     "llvm.add": np.add,
     "llvm.sub": np.subtract,
     "llvm.mul": np.multiply,
@@ -303,5 +299,9 @@ for _name, _function in {
     "llvm.intr.maximum": np.maximum,
     "llvm.intr.minimum": np.minimum,
     "llvm.intr.sqrt": np.sqrt,
-}.items():
-    operation(_name)(_binary(_function))
+}
+
+
+@operation(*_ARITHMETIC)
+def _arithmetic(op: Any, scope: Scope) -> Step:
+    return elementwise(op, scope, _ARITHMETIC[op.name])

@@ -414,4 +414,4 @@ def _check_first_write(machine: Any, granules: Array, active: Array, site: Site)
 
 def _global_granules(machine: Any, active: Array, size: int) -> Array:
     granule = machine.global_memory.granule_bytes
-    return (active // granule)[:, None] + np.arange(max(1, size // granule))
+    return np.asarray((active // granule)[:, None] + np.arange(max(1, size // granule)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,9 +88,7 @@ def _copy(op: Any, scope: Scope) -> Step:
     counts = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
     slots = scope.uses(list(op.operands))
     ends = [0, *np.cumsum(counts)]
-    target, target_indices, source, source_indices, amount = (
-        slots[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)
-    )
+    target, target_indices, source, source_indices, amount = (slots[a:b] for a, b in pairwise(ends))
     scope.define(op.results[0])
     element = element_of(op.operands[0].type)
     elements = ir.IntegerAttr(op.attributes["dstElements"]).value

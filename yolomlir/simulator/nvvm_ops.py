@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,7 +71,7 @@ def _vector_register(op: Any, scope: Scope) -> Step:
     return step
 
 
-_SCALARS = {
+_SCALARS: dict[str, Callable[[Any], Value]] = {
     "laneid": lambda lanes: lanes.thread_ids % WARP,
     "warpid": lambda lanes: lanes.thread_ids // WARP,
     "warpsize": lambda lanes: WARP,
@@ -98,10 +100,10 @@ def _packed(value: Value, kind: str, lanes: Lanes) -> Array:
         return np.broadcast_to(value, (lanes.count, 2))
     word = np.ascontiguousarray(np.broadcast_to(value, (lanes.count,)))[:, None]
     if kind == "tf32":
-        return truncate_tf32(word.view(np.float32))
+        return np.asarray(truncate_tf32(word.view(np.float32)))
     if kind == "bf16":
         return ELEMENTS["bf16"].from_memory(word.view(np.uint16))
-    return word.view(np.int8 if kind == "s8" else np.uint8)
+    return np.asarray(word.view(np.int8 if kind == "s8" else np.uint8))
 
 
 _MMA_KINDS = ("tf32", "f16", "bf16", "s8", "u8")
@@ -112,7 +114,7 @@ def _mma(op: Any, scope: Scope) -> Step:
     counts = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
     ends = np.cumsum([0, *counts])
     slots = scope.uses(list(op.operands))
-    a, b, c = (slots[i:j] for i, j in zip(ends[:-1], ends[1:], strict=True))
+    a, b, c = (slots[i:j] for i, j in pairwise(ends))
     kind = "f16"
     if "multiplicandAPtxType" in op.attributes:
         kind = keyword(op.attributes["multiplicandAPtxType"])

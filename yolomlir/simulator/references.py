@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from yolomlir.bindings import ir
-from yolomlir.simulator.elements import Element, Value
 from yolomlir.simulator.memory import Reference
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ class SimulationReport:
     took more wavefronts than they had to, worst first; shared_accesses: all of them.
     global_read_bytes, global_written_bytes: asked for by the lanes (no cache is modelled).
     mma_count: `mma.sync` instructions of a warp. barriers: block barriers passed, a block each.
-    written: for each argument that is an array, which of its elements the kernel wrote.
+    split_vectors: vector accesses whose op promises no alignment, which the compiler therefore
+    splits into elements. written: for each argument that is an array, which of its elements the
+    kernel wrote.
     """
 
     kernel: str
@@ -28,6 +30,7 @@ class SimulationReport:
     global_written_bytes: int = 0
     mma_count: int = 0
     barriers: int = 0
+    split_vectors: list[str] = field(default_factory=list)
     written: dict[int, Array] = field(default_factory=dict)
 
     @property
@@ -40,9 +43,10 @@ class SimulationReport:
             f"{self.kernel}: {self.blocks} blocks, {self.mma_count} mma, {self.barriers} barriers, "
             f"{self.global_read_bytes} bytes read, {self.global_written_bytes} written",
         ]
-        for bank in self.bank_conflicts:
-            lines.append(
-                f"  {bank.worst_ways}-way bank conflict, {bank.excess} of {bank.wavefronts} "
-                f"wavefronts lost: {bank.location}: {bank.op}"
-            )
+        lines += [
+            f"  {bank.worst_ways}-way bank conflict, {bank.excess} of {bank.wavefronts} "
+            f"wavefronts lost: {bank.location}: {bank.op}"
+            for bank in self.bank_conflicts
+        ]
+        lines += [f"  loaded or stored element by element: {where}" for where in self.split_vectors]
         return "\n".join(lines)

@@ -230,6 +230,7 @@ def _finish(
     blocks: int,
 ) -> None:
     report.blocks = blocks
+    report.split_vectors = [f"{s.location}: {s.text()}" for s in program.split_vectors]
     for code in program.blocks:
         for name in code.names:
             report.operations[name] = report.operations.get(name, 0) + code.visits
@@ -245,7 +246,7 @@ def _finish(
     for position, segment in zip(positions, memory.segments, strict=False):
         each = arguments[position].itemsize // memory.granule_bytes
         written = memory.written(segment)[: arguments[position].size * each]
-        report.written[position] = written.reshape(-1, each).all(1)
+        report.written[position] = np.asarray(written.reshape(-1, each).all(1))
 
 
 def _check_written(

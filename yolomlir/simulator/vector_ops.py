@@ -210,11 +210,9 @@ def _positions(
     return lambda lanes: tuple(lanes.registers[e] if slot else e for e, slot in entries)
 
 
-def _rows(array: Array, positions: tuple[Value, ...]) -> Any:
-    """The index of the lane axis that goes with these positions."""
-    if all(is_uniform(p) for p in positions):
-        return slice(None)
-    return np.arange(len(array))
+def _joined(rows: Any, positions: tuple[Value, ...]) -> tuple[Any, ...]:
+    """An index of the lane axis and then of the vector's axes."""
+    return (rows, *positions)
 
 
 @operation("vector.extract")
@@ -227,11 +225,11 @@ def _extract(op: Any, scope: Scope) -> Step:
     def step(lanes: Lanes) -> None:
         array = lanes.registers[source]
         where = positions(lanes)
-        rows = _rows(array, where)
-        if not isinstance(rows, slice):
+        rows: Any = slice(None)
+        if not all(is_uniform(p) for p in where):
             array = np.broadcast_to(array, (lanes.count, *array.shape[1:]))
             rows = np.arange(lanes.count)
-        part = array[(rows, *where)]
+        part = array[_joined(rows, where)]
         lanes.registers[result] = scalar_of(part) if scalar else part
 
     return step
@@ -251,7 +249,7 @@ def _insert(op: Any, scope: Scope) -> Step:
             base = np.broadcast_to(base, (lanes.count, *base.shape[1:]))
         base = np.array(base)
         rows = slice(None) if all(is_uniform(p) for p in where) else np.arange(lanes.count)
-        base[(rows, *where)] = inserted
+        base[_joined(rows, where)] = inserted
         lanes.registers[result] = base
 
     return step
