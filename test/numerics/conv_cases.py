@@ -12,7 +12,7 @@ ROUNDED = "0.00392156862745098"
 
 @dataclass(frozen=True)
 class Case:
-    """A `conv2d` dispatch. sources: (channels, upsampling) each; extra_pitch: of every activation."""
+    """A `conv2d` dispatch. sources: channels and upsampling; extra_pitch: of every activation."""
 
     height: int
     width: int

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conv_cases import Case, Operands, expected, linalg_text, round_to_tf32
+from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile
 from yolomlir.codegen.gpu.conv_problem import match_conv
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
-from yolomlir.dialects import yolo
 from yolomlir.simulator.report import SimulationReport
 from yolomlir.simulator.simulate import simulate
 from yolomlir.target import target_named

@@ -1,0 +1,198 @@
+"""Every kernel of YOLO26 assembles for the shipped targets, without spills, within their limits."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from yolomlir.dialects import yolo
+
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile, objection, tile_space
+from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
+from yolomlir.codegen.gpu.generate import generate_kernel
+from yolomlir.codegen.gpu.ptx import compile_kernels
+from yolomlir.compiler import CompileOptions, emit
+from yolomlir.diagnostics import UserError
+from yolomlir.frontend import network
+from yolomlir.frontend.checkpoint import Checkpoint
+from yolomlir.target import Target, target_named
+
+CHIPS = ["sm_90", "sm_120"]
+MAX_SHARED_BYTES = {"sm_90": 227 * 1024, "sm_120": 99 * 1024}
+DISTINCT_CONVOLUTIONS = 50
+"""At least so many kernels of YOLO26n are convolutions (56 now)."""
+
+
+def linalg_module(scale: str, chip: str, **options: int) -> str:
+    """The linalg level of a whole network; kernels do not depend on what the weights are."""
+    shapes = network.parameters(network.SCALES[scale], 80, fused=True)
+    weights = {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
+    return emit(Checkpoint(weights), CompileOptions(target=chip, **options), "linalg")
+
+
+def dispatches(module: ir.Module, family: str) -> dict[str, object]:
+    """The dispatch functions of a family, by name."""
+    found = {}
+    for view in module.body.operations:
+        op = view.operation
+        if "yolo.family" in op.attributes and yolo.string(op, "yolo.family") == family:
+            found[yolo.string(op, "sym_name")] = view
+    return found
+
+
+def check(kernels: dict, target: Target) -> None:
+    for name, compiled in compile_kernels(kernels, target).items():
+        assert compiled.spill_bytes == 0, name
+        assert compiled.launch.shared_bytes <= MAX_SHARED_BYTES[target.name], name
+        threads = compiled.launch.block[0]
+        assert compiled.registers * threads <= target.registers_per_sm, name
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_sample_of_the_smallest_network(chip):
+    target = target_named(chip)
+    with yolo.new_context(), ir.Location.unknown():
+        module = ir.Module.parse(linalg_module("n", chip))
+        functions = dispatches(module, "conv2d")
+        assert len(functions) >= DISTINCT_CONVOLUTIONS
+        names = random.Random(chip).sample(sorted(functions), 6)
+        kernels = {n: generate_kernel(functions[n], target, precision="tf32") for n in names}
+        first = generate_kernel(functions[names[0]], target, precision="fp32", name="exact")
+        check({**kernels, "exact": first}, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("scale", ["n", "s", "m"])
+def test_every_convolution(scale, chip, precision):
+    target = target_named(chip)
+    with yolo.new_context(), ir.Location.unknown():
+        module = ir.Module.parse(linalg_module(scale, chip))
+        functions = dispatches(module, "conv2d")
+        kernels = {
+            name: generate_kernel(function, target, precision=precision)
+            for name, function in functions.items()
+        }
+        check(kernels, target)
+
+
+SHAPES = [
+    ConvShape(1, 160, 160, 64, 80, 80, 64, 3, 3, 2, 2, 1, 1),
+    ConvShape(1, 20, 20, 256, 20, 20, 16, 3, 3, 1, 1, 1, 1),
+    ConvShape(1, 80, 80, 96, 80, 80, 80, 1, 1),
+    ConvShape(1, 64, 64, 3, 32, 32, 16, 3, 3, 2, 2, 1, 1, source_vector=0),
+]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.in_channels}to{s.out_channels}")
+@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+def test_every_candidate_is_within_the_limits(shape, chip, precision):
+    target = target_named(chip)
+    candidates = list(tile_space(shape, target, precision))
+    assert default_tile(shape, target, precision) is not None
+    assert len(candidates) == len(set(candidates)) >= 50
+    for tile in candidates[:: max(1, len(candidates) // 200)]:
+        assert tile.shared_bytes(shape) <= MAX_SHARED_BYTES[chip]
+        assert tile.threads <= 512
+        assert objection(tile, shape, target, precision) is None
+
+
+def conv_text(shape: ConvShape) -> str:
+    """A dispatch function of this shape, without epilogue."""
+    pad = f"[0, {shape.pad_top}, {shape.pad_left}, 0]"
+    high = [
+        (shape.out_h - 1) * shape.stride_h + shape.kernel_h - shape.height - shape.pad_top,
+        (shape.out_w - 1) * shape.stride_w + shape.kernel_w - shape.width - shape.pad_left,
+    ]
+    inner = f"{shape.batch}x{shape.height}x{shape.width}x{shape.in_channels}"
+    padded = (
+        f"{shape.batch}x{shape.height + shape.pad_top + high[0]}"
+        f"x{shape.width + shape.pad_left + high[1]}x{shape.in_channels}"
+    )
+    out = f"{shape.batch}x{shape.out_h}x{shape.out_w}x{shape.out_channels}"
+    weights = f"{shape.out_channels}x{shape.kernel_h}x{shape.kernel_w}x{shape.in_channels}"
+    return f"""
+    func.func @conv(%x: tensor<{inner}xf32>, %w: tensor<{weights}xf32>) -> tensor<{out}xf32>
+        attributes {{yolo.family = "conv2d"}} {{
+      %zero = arith.constant 0.0 : f32
+      %p = tensor.pad %x low{pad} high[0, {max(0, high[0])}, {max(0, high[1])}, 0] {{
+      ^bb0(%i: index, %j: index, %k: index, %l: index):
+        tensor.yield %zero : f32
+      }} : tensor<{inner}xf32> to tensor<{padded}xf32>
+      %e = tensor.empty() : tensor<{out}xf32>
+      %f = linalg.fill ins(%zero : f32) outs(%e : tensor<{out}xf32>) -> tensor<{out}xf32>
+      %y = linalg.conv_2d_nhwc_fhwc {{strides = dense<[{shape.stride_h}, {shape.stride_w}]>
+          : tensor<2xi64>, dilations = dense<1> : tensor<2xi64>}}
+          ins(%p, %w : tensor<{padded}xf32>, tensor<{weights}xf32>)
+          outs(%f : tensor<{out}xf32>) -> tensor<{out}xf32>
+      return %y : tensor<{out}xf32>
+    }}"""
+
+
+def assemble_candidates(count: int, chip: str, precision: str) -> None:
+    target = target_named(chip)
+    random_ = random.Random(f"{chip} {precision}")
+    with yolo.new_context(), ir.Location.unknown():
+        kernels = {}
+        for shape in SHAPES[:3]:
+            module = ir.Module.parse(conv_text(shape))
+            function = module.body.operations[0]
+            matched = match_conv(function.operation, precision=precision).shape
+            for tile in random_.sample(list(tile_space(matched, target, precision)), count):
+                function.operation.attributes["yolo.tile"] = tile.to_attribute()
+                kernel = generate_kernel(function, target, precision=precision)
+                kernels[f"{matched.k} {tile}"] = kernel
+        check(kernels, target)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_random_candidates_assemble_without_spills(chip):
+    assemble_candidates(3, chip, "tf32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+def test_many_random_candidates_assemble_without_spills(chip, precision):
+    assemble_candidates(60, chip, precision)
+
+
+def test_a_tile_round_trips_through_its_attribute():
+    tile = ConvTile(64, 32, 16, 2, 1, 2, 4, unroll=True, release_early=True)
+    with ir.Context():
+        text = str(tile.to_attribute())
+        assert ConvTile.from_attribute(ir.Attribute.parse(text)) == tile
+        with pytest.raises(UserError, match="no option 'warps'"):
+            ConvTile.from_attribute(ir.Attribute.parse("{block_m = 16, warps = 4}"))
+        with pytest.raises(UserError, match="block_n"):
+            ConvTile.from_attribute(ir.Attribute.parse("{block_m = 16, block_k = 8}"))
+
+
+@pytest.mark.parametrize(
+    ("tile", "reason"),
+    [
+        (ConvTile(24, 32, 32), "block_m = 24"),
+        (ConvTile(32, 12, 32), "block_n = 12"),
+        (ConvTile(32, 32, 24), "block_k = 24"),
+        (ConvTile(32, 32, 16, warps_k=4), "warps_k = 4"),
+        (ConvTile(256, 256, 32), "accumulators"),
+        (ConvTile(128, 128, 128, 4, 4, stages=8), "shared memory"),
+        (ConvTile(256, 128, 32, 16, 2), "threads"),
+        (ConvTile(32, 32, 32, stages=1), "one stage"),
+    ],
+)
+def test_an_illegal_tile_says_why(tile, reason):
+    assert reason in (objection(tile, SHAPES[0], target_named("sm_120"), "tf32") or "")
+
+
+def test_an_illegal_tile_attribute_is_a_user_error():
+    with yolo.new_context(), ir.Location.unknown():
+        module = ir.Module.parse(conv_text(SHAPES[2]))
+        function = module.body.operations[0]
+        function.operation.attributes["yolo.tile"] = ConvTile(24, 32, 32).to_attribute()
+        with pytest.raises(UserError, match="block_m = 24"):
+            generate_kernel(function, target_named("sm_90"), precision="tf32")
