@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from yolomlir.dialects.layout import Layout
+from yolomlir.dialects.yolo import integer, shape_of
 
 from yolomlir.bindings import ir
 
@@ -66,7 +67,12 @@ def demand_of(op: ir.Operation, weights: Layout) -> Demand:
 
 @layout_rule("yolo.conv2d")
 def _(op: ir.Operation, weights: Layout) -> Demand:
-    """Channels last makes a pixel's channels, the GEMM's inner dimension, contiguous."""
+    """Channels last makes a pixel's channels, the GEMM's inner dimension, contiguous.
+
+    A depthwise weight has no inner dimension: its channels lie together, as its input's do.
+    """
+    if weights is Layout.OHWI and integer(op, "groups") == shape_of(op.operands[0])[1] > 1:
+        weights = Layout.HWIO
     bias = (None,) * (len(op.operands) - 2)
     return Demand(Strength.REQUIRED, (Layout.NHWC, weights, *bias), (Layout.NHWC,))
 
