@@ -799,6 +799,7 @@ def test_command_goes_on_after_an_interruption(command, folder, tmp_path, capsys
         (("--data", "nowhere"), "nowhere: no such file or folder"),
         (("--data", ".", "--conf", "2"), "confidence 2.0"),
         (("--data", ".", "--batch", "0"), "--batch 0"),
+        (("--data", ".", "--max-det", "1000"), "compiled for 300"),
         (("--data", ".", "--json", "no/folder/x.json"), "no/folder/x.json: cannot be written"),
     ],
 )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.coco import (
+    MAX_DETECTIONS,
     EvaluationSettings,
     ModelDescription,
     ProgressCallback,
@@ -99,9 +100,15 @@ def run_val(
 ) -> EvaluationResult:
     """Evaluate a compiled model; see `open_dataset` and `coco.evaluate`.
 
-    `settings.max_det` is limited to what the model was compiled for.
+    A model compiled for fewer detections than the protocol's 300 is scored with those. Raises
+    UserError when `settings.max_det` asks for more than both.
     """
     settings = settings or EvaluationSettings()
+    if settings.max_det > max(model.info.max_det, MAX_DETECTIONS):
+        raise UserError(
+            f"max_det is {settings.max_det}; this model was compiled for {model.info.max_det}",
+            hint=f"compile with max_det={settings.max_det}",
+        )
     settings = replace(settings, max_det=min(settings.max_det, model.info.max_det))
     description = describe_model(model, name)
     dataset = open_dataset(
