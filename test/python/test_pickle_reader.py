@@ -404,6 +404,19 @@ def test_module_that_holds_itself(tmp_path: Path) -> None:
         load_checkpoint(path)
 
 
+def test_values_shared_a_billion_times_are_not_printed(tmp_path: Path) -> None:
+    """`x = (x, x)` forty times over is a short pickle; its text would fill the memory."""
+    bomb = b"X\x01\x00\x00\x00x" + b"2\x86" * 40
+    tensor = dump(PtWriter().tensor(np.ones(3, np.float32)))
+    for offset in (b"\x8a\x09" + bytes(9), b"X\x01\x00\x00\x000"):  # the offset, the storage's name
+        assert tensor.count(offset) == 1
+        program = b"\x80\x02}X\x03\x00\x00\x00a.b" + tensor[2:-1].replace(offset, bomb) + b"s."
+        writer = PtWriter()
+        writer.storages.append(bytes(12))
+        with pytest.raises(UserError, match=r"tensor 'a\.b' has a"):
+            load_checkpoint(writer.save_pickle(tmp_path / "w.pt", program))
+
+
 def test_persistent_id_of_another_kind(tmp_path: Path) -> None:
     callee = Name("torch._utils", "_rebuild_tensor_v2")
     tensor = Call(callee, (Stored(("module", 1)), 0, (1,), (1,), False, {}))

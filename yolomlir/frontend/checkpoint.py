@@ -42,7 +42,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     head = _first_bytes(path)
-    if head[:4] == b"PK\x03\x04" or path.suffix in (".pt", ".pth", ".part"):
+    if head[:4] == b"PK\x03\x04" or path.suffix in (".pt", ".pth"):
         from yolomlir.frontend.pickle_reader import load_pt
 
         return load_pt(path)

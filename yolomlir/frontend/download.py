@@ -11,16 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
 from yolomlir.diagnostics import UserError, YolomlirError
 from yolomlir.frontend.checkpoint import load_checkpoint
 from yolomlir.frontend.matching import infer_architecture
@@ -70,6 +60,25 @@ def fetch_release(scale: str) -> Path:
         return target
     download = _Download(f"{settings().release_url}/{name}", target)
     download.prepare()
+    _run_with_progress(download)
+    _check(download, scale)
+    download.part.replace(target)
+    logger.info("downloaded %s to %s", download.url, target)
+    return target
+
+
+def _run_with_progress(download: _Download) -> None:
+    # Here, because rich takes longer to import than everything else that this module is used for.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -78,12 +87,8 @@ def fetch_release(scale: str) -> Path:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"Downloading {name}", total=None)
+        task = bar.add_task(f"Downloading {download.target.name}", total=None)
         download.run(lambda done, total: bar.update(task, completed=done, total=total or None))
-    _check(download, scale)
-    download.part.replace(target)
-    logger.info("downloaded %s to %s", download.url, target)
-    return target
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Global:
         return f"{self.module}.{self.name}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Record:
     """What a pickle would have built: callee and arguments, its state, and items put in it."""
 
@@ -45,6 +45,9 @@ class Record:
     state: Any = None
     items: dict[Any, Any] = field(default_factory=dict)
     elements: list[Any] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<{self.callee}>"  # short: what it holds may be shared a billion times
 
     def attributes(self) -> dict[Any, Any]:
         """The state as a dictionary; of a (dictionary, slots) pair both; else empty."""
@@ -72,9 +75,13 @@ _HARMLESS = {
     "collections": {"Counter", "OrderedDict", "defaultdict", "deque"},
     "copyreg": {"_reconstructor", "__newobj__", "__newobj_ex__"},
     "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
+    "decimal": {"Decimal"},
+    "functools": {"partial"},
     "pathlib": {"Path", "PosixPath", "PurePath", "PurePosixPath", "PureWindowsPath", "WindowsPath"},
     "pathlib._local": {"Path", "PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"},
+    "re": {"_compile"},
     "types": {"SimpleNamespace"},
+    "uuid": {"UUID"},
 }  # fmt: skip
 """Of the standard library: what builds plain values."""
 

@@ -284,14 +284,16 @@ class _Storages:
         if not isinstance(fields, tuple) or len(fields) < 5 or fields[0] != "storage":
             raise self.fail(key, "has no storage")
         element = self.element(key, fields[1], dtype)
-        name = str(fields[2])
+        name = fields[2]
+        if not isinstance(name, str):
+            raise self.fail(key, "has a storage without a name")
         if (name, element) not in self.cache:
             self.cache[name, element] = self.read(key, name, element)
         return self.cache[name, element]
 
     def element(self, key: str, storage_type: Any, dtype: Any) -> str:
         table, source = (_STORAGES, storage_type) if dtype is None else (_DTYPES, dtype)
-        name = source.name.rpartition(".")[2] if isinstance(source, Global) else str(source)
+        name = source.name.rpartition(".")[2] if isinstance(source, Global) else _kind(source)
         if name not in table:
             raise UnsupportedError(
                 f"tensor '{key}' has elements of {name}",
@@ -313,8 +315,9 @@ class _Storages:
     def strided(
         self, key: str, data: Array, offset: Any, shape: tuple[int, ...], stride: tuple[int, ...]
     ) -> Array:
-        whole = isinstance(offset, int) and offset >= 0 and len(shape) == len(stride)
-        if not whole or min((*shape, *stride), default=0) < 0:
+        if not isinstance(offset, int):
+            raise self.fail(key, f"has a {_kind(offset)} as its offset")
+        if offset < 0 or len(shape) != len(stride) or min((*shape, *stride), default=0) < 0:
             raise self.fail(key, f"has shape {shape}, strides {stride}, offset {offset}")
         if math.prod(shape) > _ELEMENT_LIMIT:
             raise self.fail(key, f"has shape {shape}, more than {_ELEMENT_LIMIT} elements")
