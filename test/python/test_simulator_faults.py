@@ -254,7 +254,7 @@ def test_two_warps_write_one_word():
 
 
 def test_two_lanes_write_different_values():
-    body = f"""
+    body = """
         %f = arith.sitofp %lane : i32 to f32
         memref.store %f, MEMORY loc("fault")
     """
@@ -650,7 +650,9 @@ def test_ldmatrix_conflicts(pitch, ways):
     report = run(
         f"""
         %last = arith.constant 288 : index
-        scf.for %i = %tid to %last step %c32 {{ memref.store %one, %m[%i] : memref<288xf32, {SHARED}> }}
+        scf.for %i = %tid to %last step %c32 {{
+          memref.store %one, %m[%i] : memref<288xf32, {SHARED}>
+        }}
         gpu.barrier
         %p = arith.constant {pitch} : index
         %k8 = arith.constant 8 : index

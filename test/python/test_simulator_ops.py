@@ -498,7 +498,8 @@ def test_constant_tables_and_private_buffers():
         memref.store %w, %y[%tid] : memref<?xf32>
         """,
         [np.zeros(1, np.float32), out],
-        constants='memref.global "private" constant @table : memref<4xf32> = dense<[5., 6., 7., 8.]>',
+        constants='memref.global "private" constant @table : memref<4xf32> = '
+        "dense<[5., 6., 7., 8.]>",
     )
     np.testing.assert_array_equal(out, 5 + np.arange(32) % 4)
 
