@@ -6,14 +6,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from yolomlir.dialects import yolo
-
 from yolomlir.bindings import execution_engine, ir, passmanager
 from yolomlir.codegen.cpu import math_expansion, phases, prepare
 from yolomlir.codegen.cpu.isa import Isa
 from yolomlir.codegen.cpu.kernel import KernelSource, build
 from yolomlir.codegen.cpu.schedule import run_script, schedule
 from yolomlir.diagnostics import InternalError
+from yolomlir.dialects import yolo
 
 _PADS = """module attributes {transform.with_named_sequence} {
   transform.named_sequence @__transform_main(%root: !transform.any_op) {
@@ -137,7 +136,9 @@ def _add_entries(module: ir.Module, found: phases.Phases, buffers: int) -> None:
     for phase in found.phases:
         lines, names = [], []
         for i in range(buffers):
-            lines.append(f"%a{i} = llvm.getelementptr %table[{i}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
+            lines.append(
+                f"%a{i} = llvm.getelementptr %table[{i}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr"
+            )
             lines.append(f"%p{i} = llvm.load %a{i} : !llvm.ptr -> !llvm.ptr")
             names.append(f"%p{i}")
         rest = ["%workspace", "%scratch", "%begin", "%end"]

@@ -11,10 +11,10 @@ import functools
 import math
 
 import numpy as np
-from yolomlir.dialects import yolo
 
 from yolomlir.bindings import arith, ir
 from yolomlir.bindings import math as math_dialect
+from yolomlir.dialects import yolo
 
 _DEGREE = 6
 _LOWEST = -87.33654

@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from yolomlir.dialects import yolo
-
 from yolomlir.bindings import arith, ir, linalg, memref, scf
 from yolomlir.diagnostics import InternalError
+from yolomlir.dialects import yolo
 
 ALIGNMENT = 64
 _STACK_BYTES = 16 * 1024
@@ -103,7 +102,9 @@ def _split(kernel: ir.Operation) -> list[set[int]]:
 
 def _to_range(function: ir.Operation, forall: ir.Operation) -> int:
     """Make a forall a loop over the blocks [begin, end); returns how many blocks there are."""
-    bounds = [_bounds(forall, key) for key in ("staticLowerBound", "staticUpperBound", "staticStep")]
+    bounds = [
+        _bounds(forall, key) for key in ("staticLowerBound", "staticUpperBound", "staticStep")
+    ]
     if len(forall.operands) or any(bounds[0]) or any(s != 1 for s in bounds[2]):
         raise InternalError(f"a forall from {bounds[0]} by {bounds[2]}; expected 0 and 1")
     counts = bounds[1]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from yolomlir.dialects import yolo
-
 from yolomlir.bindings import arith, ir, linalg, memref, tensor
+from yolomlir.dialects import yolo
 
 CONTRACTIONS = ("linalg.conv_2d_nhwc_hwcf",)
 _WEIGHT_INPUTS = 2

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from yolomlir.dialects import yolo
-
 from yolomlir.bindings import ir, transform_interpreter
 from yolomlir.codegen.cpu import tiles
 from yolomlir.codegen.cpu.isa import Isa
 from yolomlir.codegen.cpu.prepare import users
 from yolomlir.diagnostics import InternalError
+from yolomlir.dialects import yolo
 
 TAG = "cpu.op"
 _HANDLE = "!transform.any_op"
@@ -168,7 +167,8 @@ def run_script(module: ir.Module, text: str) -> None:
     with module.context:
         script = ir.Module.parse(text)
         sequence = script.body.operations[0]
-        if __import__("os").environ.get("DBG"): print(text, module)
+        if __import__("os").environ.get("DBG"):
+            print(text, module)
         transform_interpreter.apply_named_sequence(module.operation, sequence, script)
 
 
@@ -218,7 +218,9 @@ def _window_group(first: ir.Operation) -> _Group:
     windows, fill = [first], _defining(first.operands[2])
     while True:
         following = users(windows[-1].results[0])
-        chained = [u for u in following if u.name in _WINDOWS and u.operands[2].owner == windows[-1]]
+        chained = [
+            u for u in following if u.name in _WINDOWS and u.operands[2].owner == windows[-1]
+        ]
         if len(following) != 1 or not chained:
             break
         windows.append(chained[0])
@@ -352,9 +354,13 @@ def _loop_extents(op: ir.Operation, count: int) -> list[int]:
     extents = [0] * count
     maps = ir.ArrayAttr(op.attributes["indexing_maps"])
     for operand, attribute in zip(op.operands, maps, strict=True):
-        for size, e in zip(shape_of(operand), ir.AffineMapAttr(attribute).value.results, strict=True):
+        for size, e in zip(
+            shape_of(operand), ir.AffineMapAttr(attribute).value.results, strict=True
+        ):
             if isinstance(e, ir.AffineDimExpr):
                 extents[e.position] = size
     if 0 in extents:
-        raise InternalError(f"a loop of '{op.name}' has no extent", where=yolo.layer_of(op.location))
+        raise InternalError(
+            f"a loop of '{op.name}' has no extent", where=yolo.layer_of(op.location)
+        )
     return extents
