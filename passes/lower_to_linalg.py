@@ -34,21 +34,30 @@ class LowerToLinalg(Pass):
     `tensor.extract_slice` and `tensor.concat`. Parameters of `attention` and `detect` stay as
     `yolo.heads`, `yolo.max_det`, … on their functions.
 
-    Before: every yolo op but `yolo.weight` and views lies in a private function with
-        `yolo.family`; activations are NHWC.
-    After: no encodings, and of the dialect only `yolo.weight` and attributes.
-    Statistics: functions.
+    Every `yolo` op but `yolo.weight` and views has to lie in a private function with `yolo.family`,
+    and activations have to be NHWC. Afterwards there is no encoding, and of the dialect only
+    `yolo.weight` and attributes.
+
+    Before:
+        %1 = "yolo.silu"(%0) : (tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>) -> …
+
+    After:
+        %1 = linalg.generic {…} ins(%0 : tensor<1x4x4x8xf32>) … { negf, exp, addf, divf }
+
+    Statistics:
+        functions: functions of dispatches rewritten.
 
     Example:
-        func.func private @silu(%x: tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>)
-            -> tensor<1x8x4x4xf32, #yolo.layout<"nhwc">> attributes {yolo.family = "conv2d"} {
-          %0 = "yolo.silu"(%x) : (tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>)
-            -> tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
-          return %0 : tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
-        }
+        // RUN: yolomlir-opt %s --split-input-file --yolo-lower-to-linalg | FileCheck %s
+
         // CHECK: func.func private @silu(%[[X:.*]]: tensor<1x4x4x8xf32>) -> tensor<1x4x4x8xf32>
         // CHECK: linalg.generic
         // CHECK: math.exp
+        !silu = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+        func.func private @silu(%x: !silu) -> !silu attributes {yolo.family = "elementwise"} {
+          %0 = "yolo.silu"(%x) : (!silu) -> !silu
+          return %0 : !silu
+        }
     """
 
     name: ClassVar[str] = "yolo-lower-to-linalg"

@@ -1,4 +1,15 @@
-// RUN: yolomlir-opt %s --split-input-file --pass-pipeline=yolo-lower-to-linalg | FileCheck %s
+// RUN: yolomlir-opt %s --split-input-file --yolo-lower-to-linalg | FileCheck %s
+
+// CHECK: func.func private @silu(%[[X:.*]]: tensor<1x4x4x8xf32>) -> tensor<1x4x4x8xf32>
+// CHECK: linalg.generic
+// CHECK: math.exp
+!silu = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+func.func private @silu(%x: !silu) -> !silu attributes {yolo.family = "elementwise"} {
+  %0 = "yolo.silu"(%x) : (!silu) -> !silu
+  return %0 : !silu
+}
+
+// -----
 
 // Pad, contraction into a fill of 0, one generic for bias, SiLU and residual; @main keeps its
 // weights, calls and attributes, its views become tensor ops.
