@@ -45,15 +45,9 @@ def elementwise(op: Any, scope: Scope, function: Function) -> Step:
     return general
 
 
-@operation("arith.constant")
-def _constant(op: Any, scope: Scope) -> Step:
-    value = constant_value(op.attributes["value"], op.results[0].type)
-    result = scope.define(op.results[0])
-
-    def step(lanes: Lanes) -> None:
-        lanes.registers[result] = value
-
-    return step
+@operation("arith.constant", "llvm.mlir.constant")
+def _constant(op: Any, scope: Scope) -> None:
+    scope.constant(op.results[0], constant_value(op.attributes["value"], op.results[0].type))
 
 
 def constant_value(attribute: Any, type_: Any) -> Value:

@@ -69,7 +69,7 @@ def atomic_update(
     elif reference.space == "global":
         machine.acquired = True
         note_global_write(lanes, active, size, site, atomic=True)
-        note_global_read(lanes, active, size, site)
+        note_global_read(lanes, active, size, site, atomic=True)
     view = lanes.memory(reference.space).view(element.register)
     old = np.zeros(lanes.count, element.register)
     numbers = np.flatnonzero(np.ones(lanes.count, bool) if lanes.mask is None else lanes.mask)

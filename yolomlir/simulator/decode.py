@@ -1,8 +1,9 @@
 """Decoding: every op once into a Python function over lanes, attributes parsed at that time.
 
 `OPERATIONS` is the dispatch table. A decoder takes the op and the `Scope`, and returns a `Step`
-(a function of the lanes) or a `Control` (a generator function, for ops that have regions or that
-wait for other warps); a generator yields wherever its lanes cannot go on.
+(a function of the lanes), a `Control` (a generator function, for ops that have regions or that
+wait for other warps; it yields wherever its lanes cannot go on), or None where there is nothing to
+do at run time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Control:
     run: Callable[[Lanes], Execution]
 
 
-Decoder: TypeAlias = "Callable[[Any, Scope], Step | Control]"
+Decoder: TypeAlias = "Callable[[Any, Scope], Step | Control | None]"
 
 OPERATIONS: dict[str, Decoder] = {}
 """Decoders by the op's name."""
@@ -80,13 +81,14 @@ def execute(code: BlockCode, lanes: Lanes) -> Execution:
 class Program:
     """A decoded kernel.
 
-    slots: registers a lane has. static_shared: name to (offset, bytes) of shared globals;
-    dynamic ones start at `static_shared_bytes`. granule_bytes: the smallest shared access.
+    preset: the registers at the start: constants where known, else None. shared_globals: name to
+    (offset, bytes) of static shared globals; dynamic ones start at `static_shared_bytes`.
+    granule_bytes: the smallest shared access.
     needs_warps: the kernel synchronises parts of a block, so warps must run one by one.
     """
 
     name: str
-    slots: int = 0
+    preset: list[Value] = field(default_factory=list)
     body: BlockCode = field(default_factory=BlockCode)
     blocks: list[BlockCode] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
@@ -118,9 +120,13 @@ class Scope:
 
     def define(self, value: Any) -> int:
         """A new register slot for a value."""
-        slot = self._slots[value] = self.program.slots
-        self.program.slots += 1
+        slot = self._slots[value] = len(self.program.preset)
+        self.program.preset.append(None)
         return slot
+
+    def constant(self, value: Any, known: Value) -> None:
+        """A new slot that always holds `known`: no step is needed."""
+        self.program.preset[self.define(value)] = known
 
     def use(self, value: Any) -> int:
         """The slot of a value defined earlier."""
@@ -163,6 +169,8 @@ class Scope:
         self._site = site
         step = decoder(op, self)
         code.names.append(op.name)
+        if step is None:
+            return
         if isinstance(step, Control):
             code.steps.append((step.run, True))
         else:

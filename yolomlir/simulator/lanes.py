@@ -36,7 +36,7 @@ class Lanes:
         self.block_id = block_id
         self.count = count
         self.warp_count = count // WARP
-        self.registers: list[Value] = [None] * machine.program.slots
+        self.registers: list[Value] = list(machine.program.preset)
         self.thread_ids: Array = np.arange(first, first + count, dtype=np.int64)
         base = rank * machine.padded_threads
         self.threads: Array = self.thread_ids + base
@@ -132,6 +132,10 @@ class Lanes:
             return np.zeros(accesses, np.bool_)
         early = self.unwaited if self.mask is None else self.unwaited[self.mask]
         return early if len(early) == accesses else np.asarray([early.any()])
+
+    def some_waited(self) -> bool:
+        """Whether some thread of the group has waited for the previous kernel."""
+        return self.unwaited is None or not bool(self.unwaited[self.exists].all())
 
     def thread_of(self, position: int, accesses: int) -> str:
         """The thread behind the position-th active access, for a message."""

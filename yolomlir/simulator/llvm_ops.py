@@ -9,7 +9,7 @@ import numpy as np
 
 from yolomlir.bindings import ir
 from yolomlir.diagnostics import InternalError
-from yolomlir.simulator.arith_ops import constant_value, elementwise
+from yolomlir.simulator.arith_ops import elementwise
 from yolomlir.simulator.atomics import LLVM_ATOMICS, atomic_update
 from yolomlir.simulator.decode import Scope, Step, operation
 from yolomlir.simulator.elements import Value, element_of, vector_shape
@@ -76,10 +76,10 @@ _FENCES = ("llvm.nvvm.membar.", "llvm.nvvm.fence.")
 
 
 @operation("llvm.call_intrinsic")
-def _intrinsic(op: Any, scope: Scope) -> Step:
+def _intrinsic(op: Any, scope: Scope) -> Step | None:
     name = ir.StringAttr(op.attributes["intrin"]).value
     if name.startswith(_FENCES):
-        return lambda lanes: None
+        return None
     if name not in INTRINSICS:
         raise InternalError(
             f"the simulator does not know the intrinsic '{name}'",
@@ -99,23 +99,11 @@ def _assembly(op: Any, scope: Scope) -> Step:
 
 
 @operation("llvm.fence", "llvm.intr.assume")
-def _nothing(op: Any, scope: Scope) -> Step:
+def _nothing(op: Any, scope: Scope) -> None:
     del op, scope
-    return lambda lanes: None
 
 
 # ---- values -------------------------------------------------------------------------------------
-
-
-@operation("llvm.mlir.constant")
-def _constant(op: Any, scope: Scope) -> Step:
-    value = constant_value(op.attributes["value"], op.results[0].type)
-    result = scope.define(op.results[0])
-
-    def step(lanes: Lanes) -> None:
-        lanes.registers[result] = value
-
-    return step
 
 
 def _empty(type_: Any) -> Value:
@@ -141,15 +129,9 @@ def _fields(text: str) -> list[str]:
 
 
 @operation("llvm.mlir.undef", "llvm.mlir.poison", "llvm.mlir.zero", "ub.poison")
-def _undefined(op: Any, scope: Scope) -> Step:
+def _undefined(op: Any, scope: Scope) -> None:
     """Undefined values are zeros, as whatever else they might be."""
-    value = _empty(op.results[0].type)
-    result = scope.define(op.results[0])
-
-    def step(lanes: Lanes) -> None:
-        lanes.registers[result] = value
-
-    return step
+    scope.constant(op.results[0], _empty(op.results[0].type))
 
 
 @operation("llvm.extractvalue")

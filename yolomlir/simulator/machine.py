@@ -42,7 +42,8 @@ class Barrier:
     """A rendezvous, phase after phase.
 
     expected: threads (whole warps) that complete it. released: for each past phase what its
-    arrivals had seen (races.Clocks).
+    arrivals had seen (races.Clocks), and whether one of them had waited for the previous kernel,
+    which then holds for all (`griddepcontrol.wait` makes its results visible to the grid).
     """
 
     expected: int
@@ -50,17 +51,19 @@ class Barrier:
     arrived: int = 0
     site: Site | None = None
     joined: Array | None = None
-    released: list[Array] = field(default_factory=list)
+    waited: bool = False
+    released: list[tuple[Array, bool]] = field(default_factory=list)
 
-    def arrive(self, threads: int, seen: Array, site: Site) -> int:
+    def arrive(self, threads: int, seen: Array, site: Site, *, waited: bool) -> int:
         """Count an arrival; returns the phase it belongs to."""
         phase = self.phase
         self.joined = seen if self.joined is None else np.maximum(self.joined, seen)
         self.arrived += threads
+        self.waited |= waited
         self.site = self.site or site
         if self.arrived >= self.expected:
-            self.released.append(self.joined)
-            self.joined, self.arrived, self.site = None, 0, None
+            self.released.append((self.joined, self.waited))
+            self.joined, self.arrived, self.site, self.waited = None, 0, None, False
             self.phase += 1
         return phase
 
@@ -195,7 +198,7 @@ class Machine:
             return
         for rank in range(self.cluster_blocks):
             groups = [g for g in self.groups if g.rank == rank]
-            if all(g.unwaited is not None and g.unwaited[g.exists].all() for g in groups):
+            if not any(g.some_waited() for g in groups):
                 raise SimulationError(
                     self.program.name,
                     "programmatic-launch",
@@ -219,7 +222,7 @@ class Machine:
         seen = self.clocks.arrive(lanes.warp_slice)
         threads = int(lanes.exists.sum())
         before = barrier.phase
-        lanes.tokens[key] = barrier.arrive(threads, seen, site)
+        lanes.tokens[key] = barrier.arrive(threads, seen, site, waited=lanes.some_waited())
         self.progress += 1
         if barrier.phase != before and key[0] == "block":
             self.report.barriers += 1
@@ -233,7 +236,10 @@ class Machine:
         lanes.waiting_at = site
         while barrier.phase == token:
             yield
-        self.clocks.acquire(lanes.warp_slice, barrier.released[token])
+        seen, waited = barrier.released[token]
+        self.clocks.acquire(lanes.warp_slice, seen)
+        if waited:
+            lanes.unwaited = None
 
     def new_copies(self, lanes: int) -> PendingCopies:
         """The asynchronous copies of a new group."""

@@ -82,6 +82,8 @@ class GlobalMemory(Bytes):
         count = len(self.data) // self.granule_bytes
         self.flags: Array = np.zeros(count, np.uint8)
         self.writer: Array = np.zeros(count, np.int32)
+        self.write_clock: Array = np.zeros(count, np.int32)
+        self.write_thread: Array = np.zeros(count, np.int32)
 
     def add_constant(self, name: str, data: Array) -> Segment:
         """Place a read-only constant behind the arguments."""
@@ -319,8 +321,10 @@ def note_read(lanes: Lanes, space: SpaceName, active: Array, size: int, site: Si
         note_global_read(lanes, active, size, site)
 
 
-def note_global_read(lanes: Lanes, active: Array, size: int, site: Site) -> None:
-    """Flags of a global read: waits of programmatic launches, unwritten outputs, other blocks."""
+def note_global_read(
+    lanes: Lanes, active: Array, size: int, site: Site, *, atomic: bool = False
+) -> None:
+    """Flags of a global read: waits of programmatic launches, unwritten outputs, races."""
     machine = lanes.machine
     memory = machine.global_memory
     machine.report.global_read_bytes += len(active) * size
@@ -334,6 +338,10 @@ def note_global_read(lanes: Lanes, active: Array, size: int, site: Site) -> None
     if lanes.unwaited is not None and (flags & PDL_GUARDED).any():
         _check_waited(lanes, active, flags, site)
     writer = memory.writer[granules]
+    if not writer.any():
+        return
+    if not atomic:
+        _check_own_writes(lanes, active, granules, writer == machine.number, "reads", site)
     foreign = (writer != 0) & (writer != machine.number)
     if foreign.any() and not machine.acquired:
         at = int(np.argwhere(foreign)[0][0])
@@ -342,6 +350,28 @@ def note_global_read(lanes: Lanes, active: Array, size: int, site: Site) -> None
             f"reads {memory.name_of(int(active[at]))}, which another block wrote in this launch, "
             "with no atomic operation in between",
         )
+
+
+def _check_own_writes(
+    lanes: Lanes, active: Array, granules: Array, own: Array, verb: str, site: Site
+) -> None:
+    """What this cluster wrote to global memory: by oneself, or before a barrier."""
+    if not own.any():
+        return
+    memory, clocks = lanes.machine.global_memory, lanes.machine.clocks
+    threads, warps = lanes.readers(len(active))
+    writer = memory.write_thread[granules]
+    late = memory.write_clock[granules] > clocks.seen[warps[:, None], writer >> 5]
+    late = late & own & (writer != threads[:, None])
+    if not late.any():
+        return
+    at = tuple(np.argwhere(late)[0])
+    place = memory.name_of(int(active[min(at[0], len(active) - 1)]))
+    other = int(np.broadcast_to(writer, late.shape)[at])
+    raise site.fault(
+        "race",
+        f"{verb} {place}, which thread {other} (warp {other >> 5}) wrote with no barrier between",
+    )
 
 
 def _check_waited(lanes: Lanes, active: Array, flags: Array, site: Site) -> None:
@@ -389,13 +419,16 @@ def note_global_write(
             "read-only",
             f"writes {memory.name_of(int(active[at]))}, which is not this kernel's to write",
         )
-    if atomic:
-        memory.writer[granules] = machine.number
-        return
-    if machine.checks.written_once:
-        _check_first_write(machine, granules, active, site)
-    memory.flags[granules] = flags & np.uint8(0xFF ^ UNWRITTEN)
+    if not atomic:
+        own = memory.writer[granules] == machine.number
+        if machine.checks.written_once:
+            _check_first_write(machine, granules, active, site)
+        _check_own_writes(lanes, active, granules, own, "overwrites", site)
+        memory.flags[granules] = flags & np.uint8(0xFF ^ UNWRITTEN)
+    threads, warps = lanes.active_threads()
     memory.writer[granules] = machine.number
+    memory.write_clock[granules] = machine.clocks.clock[warps][:, None]
+    memory.write_thread[granules] = threads[:, None]
 
 
 def _check_first_write(machine: Any, granules: Array, active: Array, site: Site) -> None:

@@ -160,9 +160,9 @@ def _alloca(op: Any, scope: Scope) -> Step:
 
 
 @operation("memref.alloca_scope.return", "memref.dealloc", "memref.assume_alignment")
-def _ignored(op: Any, scope: Scope) -> Step:
+def _ignored(op: Any, scope: Scope) -> Step | None:
     if not len(op.results):
-        return lambda lanes: None
+        return None
     source, result = scope.use(op.operands[0]), scope.define(op.results[0])
 
     def step(lanes: Lanes) -> None:

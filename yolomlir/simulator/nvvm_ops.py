@@ -326,10 +326,9 @@ def check_members(lanes: Lanes, member: Value, site: Any) -> None:
     "nvvm.setmaxregister",
     "nvvm.nanosleep",
 )
-def _nothing(op: Any, scope: Scope) -> Step:
+def _nothing(op: Any, scope: Scope) -> None:
     """Memory is sequentially consistent here; what fences order is checked by the clocks."""
     del op, scope
-    return lambda lanes: None
 
 
 @operation("nvvm.mapa")

@@ -414,16 +414,11 @@ def _reduction(op: Any, scope: Scope) -> Step:
 
 
 @operation("vector.constant_mask")
-def _constant_mask(op: Any, scope: Scope) -> Step:
+def _constant_mask(op: Any, scope: Scope) -> None:
     shape = _shape(op.results[0].type, scope)
     mask = np.zeros((1, *shape), np.bool_)
     mask[_slices([0] * len(shape), _numbers(op.attributes["mask_dim_sizes"]), [1] * len(shape))] = 1
-    result = scope.define(op.results[0])
-
-    def step(lanes: Lanes) -> None:
-        lanes.registers[result] = mask
-
-    return step
+    scope.constant(op.results[0], mask)
 
 
 @operation("vector.create_mask")
@@ -446,11 +441,6 @@ def _create_mask(op: Any, scope: Scope) -> Step:
 
 
 @operation("vector.step")
-def _step(op: Any, scope: Scope) -> Step:
+def _step(op: Any, scope: Scope) -> None:
     numbers = np.arange(_shape(op.results[0].type, scope)[0], dtype=np.int64)[None]
-    result = scope.define(op.results[0])
-
-    def step(lanes: Lanes) -> None:
-        lanes.registers[result] = numbers
-
-    return step
+    scope.constant(op.results[0], numbers)
