@@ -25,7 +25,7 @@ from yolomlir.diagnostics import UserError
 VIEWS = "yolo.views"
 ARENA = "yolo.arena_bytes"
 ALIGNMENTS = "yolo.alignments"
-REUSE = ("sequential", "concurrent")
+REUSE = ("sequential", "concurrent", "none")
 _ATTEMPTS = 64
 _NOISE = 0.6
 _VECTOR = 16
@@ -44,7 +44,8 @@ class PlanMemory(Pass):
     Options:
         reuse: `sequential` when dispatches run in program order (CPU); `concurrent` when whatever
             does not depend on one another may run side by side (a CUDA graph): buffers then share
-            memory only where the dependencies already order all of their users.
+            memory only where the dependencies already order all of their users. `none`: no two
+            buffers share memory.
         alignment: bytes; every buffer starts at a multiple of it.
 
     Before:
@@ -105,7 +106,7 @@ class PlanMemory(Pass):
             raise UserError(f"a view of @main cannot be: {reason}", hint="run yolo-concat-views")
         lives = _lives(placement)
         bound = largest_live_sum(placement)
-        offsets, size = _assign(lives, self.reuse == "concurrent", self.alignment, bound)
+        offsets, size = _assign(lives, self.reuse, self.alignment, bound)
         context.count(self, "buffers", len(lives))
         context.count(self, "arena_bytes", size)
         context.count(self, "no_reuse_bytes", sum(_rounded(b.size, self.alignment) for b in lives))
@@ -227,11 +228,11 @@ def largest_live_sum(placement: Placement) -> int:
     return best
 
 
-def _conflict(a: _Life, b: _Life, concurrent: bool) -> bool:
+def _conflict(a: _Life, b: _Life, reuse: str) -> bool:
     """Whether two buffers may not share memory."""
-    if a.pinned or b.pinned:
+    if a.pinned or b.pinned or reuse == "none":
         return True
-    if not concurrent:
+    if reuse == "sequential":
         return a.first <= b.last and b.first <= a.last
     a_before_b = not a.users & ~b.waits
     b_before_a = not b.users & ~a.waits
@@ -245,9 +246,7 @@ def _rounded(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def _assign(
-    lives: list[_Life], concurrent: bool, alignment: int, bound: int
-) -> tuple[list[int], int]:
+def _assign(lives: list[_Life], reuse: str, alignment: int, bound: int) -> tuple[list[int], int]:
     """Offsets of the buffers and the arena's size.
 
     Pinned ones first, then the largest, each in the smallest gap that holds it. Further attempts
@@ -256,7 +255,7 @@ def _assign(
     """
     sizes = [_rounded(life.size, alignment) for life in lives]
     conflicts = [
-        [other for other, b in enumerate(lives) if other != index and _conflict(a, b, concurrent)]
+        [other for other, b in enumerate(lives) if other != index and _conflict(a, b, reuse)]
         for index, a in enumerate(lives)
     ]
     best: tuple[list[int], int] = ([], 0)

@@ -2,7 +2,7 @@
 // RUN: not yolomlir-opt %s --split-input-file --pass-pipeline='builtin.module(yolo-plan-memory{reuse=never})' 2>&1 | FileCheck %s --check-prefix=REUSE
 // RUN: not yolomlir-opt %s --split-input-file --pass-pipeline='builtin.module(yolo-plan-memory{alignment=24})' 2>&1 | FileCheck %s --check-prefix=ALIGNMENT
 
-// REUSE: reuse is 'never'; expected sequential or concurrent
+// REUSE: reuse is 'never'; expected sequential, concurrent, none
 // ALIGNMENT: alignment is 24; expected a power of 2
 
 !t = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
