@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from yolomlir.bindings import arith, func, ir
 from yolomlir.codegen.gpu import instructions
@@ -47,7 +48,7 @@ _VECTOR_BYTES = 16
 _LOWEST = -3.0e38
 """The maximum before the first key: finite, so that a warp without keys weighs 0, not NaN."""
 
-Value = ir.Value
+Value: TypeAlias = ir.Value
 
 
 @dataclass(frozen=True)
@@ -122,10 +123,12 @@ def parse(function: ir.Operation) -> AttentionShape:
     arguments = list(function.regions[0].blocks[0].arguments)
     batch, height, width, channels = match.shape(arguments[0])
     heads, key_dim, head_dim = (yolo.integer(function, f"yolo.{k}") for k in _INTEGERS)
-    kernel, padding = None, (0, 0, 0, 0)
+    kernel: tuple[int, int] | None = None
+    padding = (0, 0, 0, 0)
     if len(arguments) == 3:
         conv = match.only(function, "linalg.depthwise_conv_2d_nhwc_hwc")
-        kernel = match.shape(conv.operands[1])[:2]
+        rows, columns, _ = match.shape(conv.operands[1])
+        kernel = (rows, columns)
         padding = match.unpadded(conv.operands[0])[1]
         weight = match.through(conv.operands[1], "tensor.collapse_shape")
         stretched = (match.pair(conv, "strides"), match.pair(conv, "dilations")) != ((1, 1),) * 2

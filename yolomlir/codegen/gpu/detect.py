@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from yolomlir.bindings import arith, func, ir, vector
 from yolomlir.codegen.gpu import linalg_match as match
@@ -58,7 +59,7 @@ _LOADS = 4
 """Logits (or groups of 4) that a lane reads side by side."""
 _COLUMNS = 6
 
-Value = ir.Value
+Value: TypeAlias = ir.Value
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,11 @@ class _Sizes:
 
     @property
     def stage_one(self) -> SelectionSize:
-        return SelectionSize(self.shape.max_det, self.shape.anchors, self.tile.threads)
+        return SelectionSize(self.shape.max_det, self.shape.anchors)
 
     @property
     def stage_two(self) -> SelectionSize:
-        return SelectionSize(self.shape.max_det, self.shape.candidates, self.tile.threads)
+        return SelectionSize(self.shape.max_det, self.shape.candidates)
 
     @property
     def counters(self) -> int:
@@ -276,7 +277,7 @@ class _Body:
         """Whether the anchor lies below the end of each level but the last."""
         return [anchor < level.first + level.anchors for level in self.shape.levels[:-1]]
 
-    def by_level(self, below: list[Bool], values: list[Int] | list[int]) -> Int:
+    def by_level(self, below: list[Bool], values: Sequence[Int | int]) -> Int:
         """The value of the anchor's level."""
         result = Int.of(values[-1])
         for condition, value in zip(reversed(below), reversed(values[:-1]), strict=True):
@@ -396,7 +397,7 @@ class _Body:
         groups = shape.classes // shape.vector
         items = shape.max_det * groups
         rounds = -(-items // threads)
-        batch = min(rounds, 2 * _LOADS)
+        batch, bound = min(rounds, 2 * _LOADS), value_of(lowest)
         with loop(0, -(-rounds // batch)) as state:
             first = state.index * (batch * threads) + self.kernel.thread
             found: list[tuple[Bool, Int, list[Value]]] = []
@@ -409,15 +410,17 @@ class _Body:
                 values = self.read(self.logits, anchor, channel, shape.vector)
                 found.append((live, rank * shape.classes + channel, values))
             for live, index, values in found:
-                for i, value in enumerate(values):
-                    self.keep_candidate(live, index + i, key_of(value), lowest)
+                with guard(live & _reaches(_largest(values), bound)):
+                    for i, value in enumerate(values):
+                        self.keep_candidate(index + i, value, bound)
         barrier()
 
-    def keep_candidate(self, live: Bool, index: Int, key: Int, lowest: Int) -> None:
-        """Append a candidate, in no order, if its key is high enough."""
-        with guard(live & (key >= lowest)):
+    def keep_candidate(self, index: Int, value: Value, bound: Value) -> None:
+        """Append a candidate, in no order, if it is high enough."""
+        with guard(_reaches(value, bound)):
             place = atomic_add(self.state, _CANDIDATES)
-            self.workspace.store_vector(self.candidates + place * 2, [index.value, key.value])
+            pair = [index.value, key_of(value).value]
+            self.workspace.store_vector(self.candidates + place * 2, pair)
 
     def write_detections(self) -> None:
         """Stage two: the best candidates, decoded, in order."""
@@ -458,6 +461,11 @@ def _load(buffer: Buffer, offset: Int, width: int) -> Value:
         return buffer.load(offset)
     type_ = ir.VectorType.get([width], ir.F32Type.get())
     return vector.load(type_, buffer.memref, [offset.index()], alignment=4 * width)
+
+
+def _reaches(value: Value, bound: Value) -> Bool:
+    """Whether a logit is at least the bound, or NaN, which the keys order last."""
+    return Bool(arith.cmpf(arith.CmpFPredicate.UGE, value, bound))
 
 
 def _largest(values: list[Value]) -> Value:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from yolomlir.bindings import arith, ir, memref, nvvm, scf
+from yolomlir.bindings import arith, ir, llvm, memref, scf
 from yolomlir.codegen.gpu.builder import (
     TRUE,
     Bool,
@@ -25,7 +25,13 @@ from yolomlir.codegen.gpu.builder import (
     loop,
     select,
 )
-from yolomlir.codegen.gpu.instructions import barrier, bits, from_bits, shuffle_xor
+from yolomlir.codegen.gpu.instructions import (
+    barrier,
+    bits,
+    from_bits,
+    reciprocal,
+    shuffle_xor,
+)
 
 _RADIX_BITS = 8
 _BINS = 1 << _RADIX_BITS
@@ -33,7 +39,6 @@ _KEY_PASSES = 32 // _RADIX_BITS
 _PAIR = 2
 """Words of an element in shared memory: its inverted index, its key."""
 _SIGN_BIT = -(1 << 31)
-_UNROLL = 4
 
 
 # ---- single operations --------------------------------------------------------------------------
@@ -46,9 +51,15 @@ def atomic_add(buffer: Buffer, offset: Int | int, value: int = 1) -> Int:
     return Int(memref.atomic_rmw(kind, Int.of(value).value, buffer.memref, [index]))
 
 
+def atomic_maximum(buffer: Buffer, offset: Int | int, value: Int) -> None:
+    """Raise a word of memory to an unsigned value, indivisibly."""
+    kind = arith.AtomicRMWKind.maxu
+    memref.atomic_rmw(kind, value.value, buffer.memref, [Int.of(offset).index()])
+
+
 def memory_fence() -> None:
     """Order this thread's accesses before and after, for every thread of the GPU."""
-    nvvm.memory_barrier(ir.Attribute.parse("#nvvm.mem_scope<gpu>"))
+    llvm.fence(llvm.AtomicOrdering.acq_rel, syncscope="device")
 
 
 def key_of(x: ir.Value) -> Int:
@@ -136,25 +147,10 @@ class Streamed:
 
 @dataclass(frozen=True)
 class SelectionSize:
-    """wanted: elements to choose. indices: a bound of the elements' indices. threads: of the
-    block."""
+    """wanted: elements to choose. indices: a bound of the elements' indices."""
 
     wanted: int
     indices: int
-    threads: int
-
-    @property
-    def lanes(self) -> int:
-        """Neighbouring threads that share the comparisons of one element."""
-        lanes = 1
-        while lanes < 32 and lanes * 2 * self.wanted <= self.threads:
-            lanes *= 2
-        return lanes
-
-    @property
-    def round(self) -> int:
-        """Elements that those threads compare with in one round."""
-        return 2 * self.lanes * _UNROLL
 
     @property
     def index_passes(self) -> int:
@@ -167,18 +163,40 @@ class SelectionSize:
         return (1 << (_RADIX_BITS * self.index_passes)) - 1
 
     @property
-    def slots(self) -> int:
-        """Chosen elements with what fills up the last round of the ordering."""
-        return -(-self.wanted // self.round) * self.round
+    def cursors(self) -> int:
+        """The word where the buckets begin, after the state and the histograms."""
+        return _STATE_WORDS + _BINS * (_KEY_PASSES + self.index_passes)
+
+    @property
+    def chosen(self) -> int:
+        """The word where the chosen elements begin, after the buckets and one that stays zero."""
+        return self.cursors + _BUCKETS + 4
+
+    @property
+    def sorted(self) -> int:
+        """The word where the elements in the order of their buckets begin."""
+        return self.chosen + _PAIR * self.wanted
 
     @property
     def words(self) -> int:
-        """Of shared memory: state, histograms, and the chosen elements."""
-        return _STATE_WORDS + _BINS * (_KEY_PASSES + self.index_passes) + _PAIR * self.slots
+        """Of shared memory, a multiple of 16 bytes."""
+        return -(-(self.sorted + _PAIR * self.wanted) // 4) * 4
 
 
+_BUCKETS = 512
 _STATE_WORDS = 8
-_PREFIX, _REMAINING, _EQUAL, _TIE, _FILLED = range(5)
+_PREFIX, _REMAINING, _EQUAL, _TIE, _FILLED, _LARGEST, _LONGEST = range(7)
+
+
+@dataclass(frozen=True)
+class _Digits:
+    """A word of the elements to search by: its histograms, its digits, itself of (index, key), and
+    which keys count."""
+
+    histogram: int
+    passes: int
+    word: Callable[[Int, Int], Int]
+    eligible: Callable[[Int], Bool]
 
 
 class Selection:
@@ -192,7 +210,7 @@ class Selection:
         self.thread, self.threads = kernel.thread, kernel.threads
         self.words = kernel.shared("int32", size.words, offset_bytes=offset_bytes)
         self.histograms = _STATE_WORDS
-        self.chosen = _STATE_WORDS + _BINS * (_KEY_PASSES + size.index_passes)
+        self.last = Int.of(0)
 
     def clear(self) -> None:
         """Zero the shared memory; a barrier must follow before `find`."""
@@ -204,91 +222,81 @@ class Selection:
 
     def find(self, elements: Elements) -> Int:
         """Choose; the key of the last chosen. `order` may follow."""
-        prefix, remaining = Int.of(0), Int.of(self.size.wanted)
-        for number in range(_KEY_PASSES):
-            shift = 32 - _RADIX_BITS * (number + 1)
-            self.count_digits(elements, number, lambda _, key: key, prefix, shift, lambda _: TRUE)
-            prefix, remaining = self.narrow(number, prefix, shift, remaining)
+        keys = _Digits(0, _KEY_PASSES, lambda _, key: key, lambda _: TRUE)
+        self.last, remaining = self.search(elements, keys, Int.of(self.size.wanted))
         equal = Int(self.words.load(_EQUAL))
         with guard(remaining < equal):
-            self.find_tie(elements, prefix, remaining)
-        self.collect(elements, prefix)
-        return prefix
+            self.find_tie(elements, remaining)
+        self.collect(elements)
+        return self.last
 
-    def find_tie(self, elements: Elements, key: Int, remaining: Int) -> None:
+    def find_tie(self, elements: Elements, remaining: Int) -> None:
         """Of the elements with the last key, the inverted index of the last that is chosen."""
-        prefix = Int.of(0)
-        for i in range(self.size.index_passes):
-            number, shift = _KEY_PASSES + i, _RADIX_BITS * (self.size.index_passes - 1 - i)
-            self.count_digits(
-                elements,
-                number,
-                lambda index, _: self.inverted(index),
-                prefix,
-                shift,
-                lambda other: other.equals(key),
-                top=i == 0,
-            )
-            prefix, remaining = self.narrow(number, prefix, shift, remaining)
+        last = self.last
+        indices = _Digits(
+            _KEY_PASSES,
+            self.size.index_passes,
+            lambda index, _: self.inverted(index),
+            lambda key: key.equals(last),
+        )
+        tie, _ = self.search(elements, indices, remaining)
         with guard(self.thread.equals(0)):
-            self.words.store(_TIE, prefix.value)
+            self.words.store(_TIE, tie.value)
         barrier()
 
     def inverted(self, index: Int) -> Int:
         """An index so that a lower one is larger."""
         return index ^ self.size.index_mask
 
-    def count_digits(
-        self,
-        elements: Elements,
-        number: int,
-        word: Callable[[Int, Int], Int],
-        prefix: Int,
-        shift: int,
-        eligible: Callable[[Int], Bool],
-        *,
-        top: bool = False,
-    ) -> None:
-        """Histogram `number` of the digit at `shift` of elements with the digits found so far."""
-        base = self.histograms + _BINS * number
-        top = top or number == 0
+    def search(self, elements: Elements, digits: _Digits, remaining: Int) -> tuple[Int, Int]:
+        """The `remaining`-th largest word, and how many are wanted of those that equal it.
 
-        def visit(index: Int, key: Int, live: Bool) -> None:
-            value = word(index, key)
-            if not top:
-                live = live & ((value ^ prefix) >> (shift + _RADIX_BITS)).equals(0)
-            with guard(live & eligible(key)):
-                atomic_add(self.words, ((value >> shift) & (_BINS - 1)) + base)
-
-        elements.each(visit)
-        barrier()
-
-    def narrow(self, number: int, prefix: Int, shift: int, remaining: Int) -> tuple[Int, Int]:
-        """Find the digit in which the `remaining`-th largest lies; the new prefix and remainder.
-
-        One warp adds the bins up from the top, eight a lane.
+        A pass counts the values of a digit among the elements with the digits found so far (the
+        bits in `mask` of `prefix`).
         """
-        base = self.histograms + _BINS * number
-        with guard(self.thread < 32):
-            first = self.thread * 8 + base
-            bins = [Int(v) for part in (0, 4) for v in self.words.load_vector(first + part, 4)]
-            total = bins[0]
-            for count in bins[1:]:
-                total = total + count
-            running = self.sum_of_higher_lanes(total)
-            digit, above, equal, found = Int.of(0), Int.of(0), Int.of(0), Bool(None, False)
-            for i in reversed(range(8)):
-                following = running + bins[i]
-                hit = (running < remaining) & (following >= remaining)
-                digit, above = select(hit, self.thread * 8 + i, digit), select(hit, running, above)
-                equal, found = select(hit, bins[i], equal), found | hit
-                running = following
-            with guard(found):
-                self.words.store(_PREFIX, (prefix | (digit << shift)).value)
-                self.words.store(_REMAINING, (remaining - above).value)
-                self.words.store(_EQUAL, equal.value)
-        barrier()
-        return Int(self.words.load(_PREFIX)), Int(self.words.load(_REMAINING))
+        zero = Int.of(0)
+        with loop(0, digits.passes, carried=[zero, zero, remaining]) as state:
+            mask, prefix, wanted = (Int.of(v) for v in state.carried)
+            shift = Int.of(_RADIX_BITS * (digits.passes - 1)) - state.index * _RADIX_BITS
+            base = (state.index + digits.histogram) * _BINS + self.histograms
+
+            def visit(index: Int, key: Int, live: Bool) -> None:
+                word = digits.word(index, key)
+                live = live & ((word ^ prefix) & mask).equals(0) & digits.eligible(key)
+                with guard(live):
+                    atomic_add(self.words, ((word >> shift) & (_BINS - 1)) + base)
+
+            elements.each(visit)
+            barrier()
+            with guard(self.thread < 32):
+                self.narrow(base, prefix, shift, wanted)
+            barrier()
+            prefix, wanted = Int(self.words.load(_PREFIX)), Int(self.words.load(_REMAINING))
+            state.advance([mask | (Int.of(_BINS - 1) << shift), prefix, wanted])
+        return Int.of(state.results[1]), Int.of(state.results[2])
+
+    def narrow(self, base: Int, prefix: Int, shift: Int, remaining: Int) -> None:
+        """Find the digit in which the `remaining`-th largest lies; store what is known then.
+
+        One warp adds the bins of a histogram up from the top, eight a lane.
+        """
+        first = self.thread * 8 + base
+        bins = [Int(v) for part in (0, 4) for v in self.words.load_vector(first + part, 4)]
+        total = bins[0]
+        for count in bins[1:]:
+            total = total + count
+        running = self.sum_of_higher_lanes(total)
+        digit, above, equal, found = Int.of(0), Int.of(0), Int.of(0), Bool(None, False)
+        for i in reversed(range(8)):
+            following = running + bins[i]
+            hit = (running < remaining) & (following >= remaining)
+            digit, above = select(hit, self.thread * 8 + i, digit), select(hit, running, above)
+            equal, found = select(hit, bins[i], equal), found | hit
+            running = following
+        with guard(found):
+            self.words.store(_PREFIX, (prefix | (digit << shift)).value)
+            self.words.store(_REMAINING, (remaining - above).value)
+            self.words.store(_EQUAL, equal.value)
 
     def sum_of_higher_lanes(self, total: Int) -> Int:
         """The sum of a value over the lanes above this one."""
@@ -299,9 +307,9 @@ class Selection:
             total = total + other
         return above
 
-    def collect(self, elements: Elements, key: Int) -> None:
+    def collect(self, elements: Elements) -> None:
         """The chosen elements to shared memory, in no order."""
-        tie = Int(self.words.load(_TIE))
+        key, tie = self.last, Int(self.words.load(_TIE))
 
         def visit(index: Int, own: Int, live: Bool) -> None:
             inverted = self.inverted(index)
@@ -310,7 +318,8 @@ class Selection:
                 place = atomic_add(self.words, _FILLED)
                 with guard(place < self.size.wanted):
                     pair = [inverted.value, own.value]
-                    self.words.store_vector(place * _PAIR + self.chosen, pair)
+                    self.words.store_vector(place * _PAIR + self.size.chosen, pair)
+                atomic_maximum(self.words, _LARGEST, own)
 
         elements.each(visit)
         barrier()
@@ -318,37 +327,106 @@ class Selection:
     def order(self, emit: Callable[[Int, Int, Int], None]) -> None:
         """Call `emit(rank, index, key)` for one chosen element a thread, until all had a turn.
 
-        An element's rank is the number of those before it; a few lanes share the comparisons.
+        The elements are thrown into buckets of equal width in value between the smallest and the
+        largest; an element's rank is the number of those in higher buckets and of those before it
+        in its own, usually a handful.
         """
-        wanted, lanes = self.size.wanted, self.size.lanes
-        part, own, each = self.thread % lanes, self.thread // lanes, self.threads // lanes
-        for first in range(0, wanted, each):
-            element = own + first
-            live = element < wanted if first + each > wanted else TRUE
-            place = select(live, element, 0) * _PAIR + self.chosen
-            inverted, key = self.words.load_vector(place, 2)
-            rank = self.count_before(_wide(key, inverted), part)
-            mask = 1
-            while mask < lanes:
-                rank = rank + Int(shuffle_xor(rank.value, mask))
-                mask *= 2
-            with guard(live & part.equals(0)):
-                emit(rank, self.inverted(Int(inverted)), Int(key))
+        items = [self.item(first) for first in range(0, self.size.wanted, self.threads)]
+        for item in items:
+            with guard(item.live):
+                atomic_add(self.words, item.bucket + self.size.cursors)
+        barrier()
+        with guard(self.thread < 32):
+            self.place_buckets()
+        barrier()
+        for item in items:
+            with guard(item.live):
+                place = atomic_add(self.words, item.bucket + self.size.cursors)
+                pair = [item.inverted, item.key]
+                self.words.store_vector(place * _PAIR + self.size.sorted, pair)
+        barrier()
+        for item in items:
+            rank = self.rank(item)
+            with guard(item.live):
+                emit(rank, self.inverted(Int(item.inverted)), Int(item.key))
 
-    def count_before(self, mine: ir.Value, part: Int) -> Int:
-        """How many of this thread's share of the chosen elements come before one."""
-        round_, lanes = self.size.round, self.size.lanes
-        greater = arith.CmpIPredicate.ugt
-        with loop(0, self.size.slots // round_, carried=[Int.of(0)]) as state:
-            count = Int.of(state.carried[0])
-            for i in range(_UNROLL):
-                place = state.index * round_ + (part + lanes * i) * 2
-                words = self.words.load_vector(place * _PAIR + self.chosen, 4)
-                for low, high in (words[:2], words[2:]):
-                    before = arith.cmpi(greater, _wide(high, low), mine)
-                    count = count + Int(arith.extui(i32_type(), before))
-            state.advance([count])
+    def item(self, first: int) -> _Item:
+        """One of the chosen elements, this thread's of those from `first` on."""
+        element, wanted = self.thread + first, self.size.wanted
+        live = element < wanted if first + self.threads > wanted else TRUE
+        place = select(live, element, 0) * _PAIR + self.size.chosen
+        inverted, key = self.words.load_vector(place, 2)
+        return _Item(live, inverted, key, self.bucket(Int(key)))
+
+    def bucket(self, key: Int) -> Int:
+        """The bucket of a chosen key; it never falls as the key rises.
+
+        Infinities count as 1e30; a span too small to divide makes one bucket of all.
+        """
+        low, high = _finite(self.last), _finite(Int(self.words.load(_LARGEST)))
+        span = arith.subf(high, low)
+        wide = arith.cmpf(arith.CmpFPredicate.OGT, span, f32(1.0e-30))
+        scale = arith.select(wide, arith.mulf(f32(_BUCKETS - 1.0), reciprocal(span)), f32(0.0))
+        place = arith.mulf(arith.subf(_finite(key), low), scale)
+        place = arith.minnumf(arith.maxnumf(place, f32(0.0)), f32(_BUCKETS - 1.0))
+        return Int(arith.fptosi(i32_type(), place))
+
+    def place_buckets(self) -> None:
+        """Counts of the buckets to the places where each begins, the highest first, by one warp."""
+        each = _BUCKETS // 32
+        first = self.thread * each + self.size.cursors
+        words = [v for i in range(0, each, 4) for v in self.words.load_vector(first + i, 4)]
+        counts = [Int(word) for word in words]
+        total, longest = counts[0], counts[0]
+        for count in counts[1:]:
+            total = total + count
+            longest = select(longest < count, count, longest)
+        running = self.sum_of_higher_lanes(total)
+        places: list[ir.Value] = []
+        for count in reversed(counts):
+            places.insert(0, running.value)
+            running = running + count
+        for i in range(0, each, 4):
+            self.words.store_vector(first + i, places[i : i + 4])
+        for step in (1, 2, 4, 8, 16):
+            other = Int(shuffle_xor(longest.value, step))
+            longest = select(longest < other, other, longest)
+        with guard(self.thread.equals(0)):
+            self.words.store(_LONGEST, longest.value)
+
+    def rank(self, item: _Item) -> Int:
+        """How many chosen elements come before one.
+
+        When all are thrown, a bucket's cursor is its end, and where the next higher one ended is
+        its beginning.
+        """
+        cursor = item.bucket + self.size.cursors
+        begin, end = Int(self.words.load(cursor + 1)), Int(self.words.load(cursor))
+        mine = _wide(item.key, item.inverted)
+        with loop(0, Int(self.words.load(_LONGEST)), carried=[begin]) as state:
+            place = begin + state.index
+            inside = place < end
+            place = select(inside, place, begin) * _PAIR + self.size.sorted
+            low, high = self.words.load_vector(place, 2)
+            before = arith.cmpi(arith.CmpIPredicate.ugt, _wide(high, low), mine)
+            counted = arith.extui(i32_type(), (inside & Bool(before)).value)
+            state.advance([Int.of(state.carried[0]) + Int(counted)])
         return Int.of(state.results[0])
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A chosen element of a thread, where it has one."""
+
+    live: Bool
+    inverted: ir.Value
+    key: ir.Value
+    bucket: Int
+
+
+def _finite(key: Int) -> ir.Value:
+    """A key's value, between -1e30 and 1e30."""
+    return arith.minnumf(arith.maxnumf(value_of(key), f32(-1.0e30)), f32(1.0e30))
 
 
 def _wide(high: ir.Value, low: ir.Value) -> ir.Value:
