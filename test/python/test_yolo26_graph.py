@@ -146,7 +146,7 @@ def test_every_activation_is_nhwc_and_aligned(model: Model) -> None:
             if argument.view is not None and len(argument.view.shape) == 4:
                 assert Layout.of(value.type) is Layout.NHWC
         for view in (*(a.view for a in step.arguments if a.view), *step.results):
-            if view.shape[1] % 4 == 0 and view.dtype == "float32":
+            if len(view.shape) == 4 and view.shape[1] % 4 == 0 and view.dtype == "float32":
                 assert view.offset_bytes % 16 == 0
                 assert view.pitch % 4 == 0
     assert "yolo.alignments" not in model.text
