@@ -451,3 +451,17 @@ def test_a_cluster_must_meet_before_it_reads():
                 shared=f"%s: memref<64xi32, {SHARED}>")  # fmt: skip
         kinds.add(error.value.kind)
     assert kinds <= {"race", "uninitialised"}
+
+
+def test_a_block_must_outlive_the_readers_of_its_memory():
+    synchronised = CLUSTER.replace("ARRIVE", "nvvm.cluster.arrive\nnvvm.cluster.wait")
+    early = synchronised[: synchronised.rindex("nvvm.cluster.arrive")]
+    early = early.replace("-> i32\n        %b", '-> i32 loc("remote")\n        %b')
+    for schedule in ("lockstep", "warps"):
+        with pytest.raises(SimulationError) as error:
+            run(early, [np.zeros(1, np.float32), np.zeros(256, np.int32)],
+                "%x: memref<?xf32>, %y: memref<?xi32>", schedule=schedule,
+                grid=(4, 1, 1), cluster=(2, 1, 1), block=(64, 1, 1),
+                shared=f"%s: memref<64xi32, {SHARED}>")  # fmt: skip
+        assert error.value.kind == "race"
+        assert error.value.location == '"remote"'

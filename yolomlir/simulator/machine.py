@@ -122,6 +122,8 @@ class Machine:
         while running:
             running = self._round(running)
         self._check_waited()
+        if self.cluster_blocks > 1:
+            self.shadow.check_exits(self.cluster_blocks)
 
     def _reset(self, number: int) -> None:
         self.number = number

@@ -128,6 +128,35 @@ class SharedShadow:
         self.in_flight[granules] = False
         self.write_clock[granules] = self.clocks.clock[warps][:, None]
 
+    def check_exits(self, blocks: int) -> None:
+        """No block of a cluster may end before the others are done with its shared memory.
+
+        An access by another block is ordered before the end when some warp of the owner has seen
+        it (a cluster barrier behind the access). Raises for the first that is not.
+        """
+        count = len(self.write_clock) // blocks
+        warps = len(self.clocks.clock) // blocks
+        for rank in range(blocks):
+            part = slice(rank * count, (rank + 1) * count)
+            seen = self.clocks.seen[rank * warps : (rank + 1) * warps].max(0)
+            seen[rank * warps : (rank + 1) * warps] = np.iinfo(np.int32).max
+            late = (self.read_clock[part] > seen).any(1)
+            self._check_exit(rank, part, late, self.read_site, "read")
+            writer = self.write_thread[part] >> 5
+            self._check_exit(
+                rank, part, self.write_clock[part] > seen[writer], self.write_site, "written"
+            )
+
+    def _check_exit(self, rank: int, part: slice, late: Array, sites: Array, verb: str) -> None:
+        if not late.any():
+            return
+        site = self.sites[int(sites[part][int(np.argmax(late))])]
+        raise site.fault(
+            "race",
+            f"shared memory of block {rank} of the cluster is {verb} here by another block, and "
+            "no cluster barrier behind this keeps that block from ending first",
+        )
+
     def _check_in_flight(self, granules: Array, threads: Array, site: Site, verb: str) -> None:
         flying = self.in_flight[granules]
         if not flying.any():
