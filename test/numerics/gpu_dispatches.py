@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from yolomlir.passes.base import PassContext
+from yolomlir.passes.lower_to_linalg import LowerToLinalg
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import ACTIVATION, SCRATCH, WEIGHT, Kernel
 from yolomlir.codegen.gpu.ptx import assemble, to_ptx
 from yolomlir.codegen.gpu.tile import TILE, to_attribute
-from yolomlir.passes.base import PassContext
-from yolomlir.passes.lower_to_linalg import LowerToLinalg
 from yolomlir.simulator.report import SimulationReport
 from yolomlir.simulator.simulate import simulate
 from yolomlir.target import target_named
@@ -47,7 +47,8 @@ def function(family: str, arguments: Sequence[str], lines: Sequence[str], result
     """A private function; `lines` define %y of type `result`."""
     typed = ", ".join(f"%a{i}: {type_}" for i, type_ in enumerate(arguments))
     body = "\n  ".join(lines)
-    head = f'func.func private @{family}({typed}) -> {result} attributes {{yolo.family = "{family}"}}'
+    attributes = f'attributes {{yolo.family = "{family}"}}'
+    head = f"func.func private @{family}({typed}) -> {result} {attributes}"
     return f"{head} {{\n  {body}\n  return %y : {result}\n}}"
 
 
@@ -185,7 +186,7 @@ def assert_close(got: np.ndarray, want: np.ndarray, tolerance: np.ndarray) -> No
 def depthwise_terms(
     x: np.ndarray, w: np.ndarray, stride: int, padding: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A depthwise convolution of N x H x W x C with KH x KW x C, and the sum of its terms' sizes."""
+    """A depthwise convolution of N x H x W x C with KH x KW x C; the sum of its terms' sizes."""
     kh, kw, _ = w.shape
     pads = ((0, 0), (padding, padding), (padding, padding), (0, 0))
     padded, w64 = np.pad(x.astype(np.float64), pads), w.astype(np.float64)

@@ -20,10 +20,10 @@ from gpu_dispatches import (
     silu,
     weight,
 )
+from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.depthwise import DepthwiseTile
-from yolomlir.dialects import yolo
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def run(case: Case, tile: DepthwiseTile | None = None, target: str = "sm_90", **
     # One fused multiply-add a tap and the bias: each rounds a partial sum, at most `size`.
     tolerance = (case.kernel**2 + 1) * UNIT * size
     if case.act:
-        # SiLU's slope is below 1.1; its own error: sigmoid's 2^-22 (instructions.sigmoid) times |x|.
+        # SiLU's slope is below 1.1; its own error is sigmoid's, 2^-22, times |x|.
         tolerance = 1.1 * tolerance + np.abs(want) * 2.0**-22
         want = silu(want)
     if case.residual:

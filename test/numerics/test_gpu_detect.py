@@ -15,11 +15,11 @@ from gpu_dispatches import (
     function,
     kernel_of,
 )
+from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.detect import DetectTile
 from yolomlir.diagnostics import UnsupportedError
-from yolomlir.dialects import yolo
 
 SMALL = DetectTile(threads=128, lanes=1)
 
@@ -61,7 +61,9 @@ def expected(case: Case, boxes: list[np.ndarray], logits: list[np.ndarray]) -> n
     rows = np.zeros((case.batch, case.max_det, 6))
     for n in range(case.batch):
         flat = np.concatenate([x[n].reshape(-1, case.classes) for x in logits]).astype(np.float64)
-        corners = np.concatenate([_decode(b[n], s) for b, s in zip(boxes, case.strides)])
+        corners = np.concatenate(
+            [_decode(b[n], s) for b, s in zip(boxes, case.strides, strict=True)]
+        )
         anchors = np.argsort(-flat.max(1), kind="stable")[: case.max_det]
         candidates = flat[anchors].reshape(-1)
         best = np.argsort(-candidates, kind="stable")[: case.max_det]

@@ -13,11 +13,11 @@ from gpu_dispatches import (
     kernel_of,
     pool_attributes,
 )
+from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.max_pool import MaxPoolTile
 from yolomlir.diagnostics import UnsupportedError
-from yolomlir.dialects import yolo
 
 
 @pytest.fixture(autouse=True)
