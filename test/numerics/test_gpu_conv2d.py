@@ -275,3 +275,13 @@ def test_launch_says_what_the_kernel_needs():
         ("weight", 16, False),
         activation,
     ]
+
+
+@pytest.mark.parametrize("cluster_k", [2, 4])
+@pytest.mark.parametrize(
+    "tile", [ConvTile(32, 16, 32, 2, 1, 1, 2), ConvTile(16, 24, 32, 1, 1, 2, 3)]
+)
+def test_k_split_over_a_cluster(cluster_k, tile):
+    """K = 432 is not a multiple of what the blocks share; 24 channels are one block and a half."""
+    case = Case(5, 6, ((48, 1),), 36, residual=True, extra_pitch=4)
+    run(case, dataclasses.replace(tile, cluster_k=cluster_k))

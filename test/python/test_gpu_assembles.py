@@ -64,6 +64,7 @@ def test_a_sample_of_the_smallest_network(chip):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("scale", ["n", "s", "m"])
@@ -155,6 +156,7 @@ def test_random_candidates_assemble_without_spills(chip):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
 def test_many_random_candidates_assemble_without_spills(chip, precision):

@@ -8,7 +8,7 @@ to the accumulators before it stores them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from yolomlir.bindings import arith, func, ir
 from yolomlir.codegen.gpu import instructions
@@ -74,6 +74,7 @@ class ConvKernel:
             threads=tile.threads,
             shared_bytes=tile.shared_bytes(self.shape, len(problem.epilogue.channel)),
             location=location,
+            attributes=_cluster_attribute(tile.cluster_k),
         )
 
     def build(self) -> Kernel:
@@ -91,7 +92,8 @@ class ConvKernel:
                 self._staged_epilogue(k, accumulators)
             else:
                 self._direct_epilogue(accumulators)
-        return k.finish(self.tile.grid(self.shape), programmatic=self.overlap)
+        cluster = (1, 1, self.tile.cluster_k)
+        return k.finish(self.tile.grid(self.shape), cluster=cluster, programmatic=self.overlap)
 
     # ---- phases ---------------------------------------------------------------------------------
 
@@ -100,6 +102,8 @@ class ConvKernel:
         t = self.tile
         self.first_pixel = k.block_x * t.block_m
         self.first_channel = k.block_y * t.block_n
+        self.rank = k.block_z if t.cluster_k > 1 else Int.of(0)
+        self.first_step = self.rank * t.k_tiles(self.shape)
         self.lane, warp = k.thread % 32, k.thread // 32
         self.warp_row = (warp % t.warps_m) * t.warp_m
         self.warp_column = (warp // t.warps_m % t.warps_n) * t.warp_n
@@ -143,14 +147,14 @@ class ConvKernel:
         count = self._ahead()
         stages = [Int.of(s * self.tile.stage_elements()) for s in range(count)]
         for step, stage in enumerate(stages):
-            self.weights.load(Int.of(step), stage)
+            self.weights.load(self.first_step + step, stage)
         self.store.load_vectors()
         if self.overlap:
             instructions.wait_for_predecessors()
             if self.tile.release_early:
                 instructions.release_dependents()
         for step, stage in enumerate(stages):
-            self.inputs.load(Int.of(step), stage)
+            self.inputs.load(self.first_step + step, stage)
             instructions.copy_commit()
         return count
 
@@ -160,8 +164,8 @@ class ConvKernel:
         return steps if steps <= buffers else buffers - 1
 
     def _load(self, step: Int, stage: Int) -> None:
-        self.weights.load(step, stage)
-        self.inputs.load(step, stage)
+        self.weights.load(self.first_step + step, stage)
+        self.inputs.load(self.first_step + step, stage)
 
     def _unrolled_loop(self, ahead: int) -> Fragments:
         steps, buffers = self.tile.k_tiles(self.shape), self.tile.buffers(self.shape)
@@ -289,7 +293,10 @@ class ConvKernel:
                 self.store.store_row(pixel, runs)
 
     def _staged_epilogue(self, k: KernelBuilder, accumulators: Fragments) -> None:
-        """Add the warps' partial sums through shared memory, then store whole rows."""
+        """Add the partial sums of warps and blocks through shared memory, then store whole rows.
+
+        The blocks of a cluster divide the rows among themselves: every partial sum is read once.
+        """
         t = self.tile
         length = t.block_n + STAGING_PADDING
         staged = k.shared("float32", t.staging_elements())
@@ -302,23 +309,60 @@ class ConvKernel:
                 for half in (0, 1):
                     offset = start + ((16 * i + 8 * half) * length + 8 * j)
                     staged.store_vector(offset, c[2 * half : 2 * half + 2])
+        if t.cluster_k > 1:
+            self._store_over_cluster(k, staged)
+            return
         instructions.barrier()
-        width = min(self.store.vector, CHUNK)
-        runs_per_row = t.block_n // width
-        for i in range(-(-t.block_m * runs_per_row // t.threads)):
-            run = k.thread + i * t.threads
-            ragged = (i + 1) * t.threads > t.block_m * runs_per_row
-            inside = run < t.block_m * runs_per_row if ragged else Bool(None, True)
+        for row, column, inside in self._runs(k.thread, t.threads, self.store.vector):
             with guard(inside):
-                self._store_staged(staged, run // runs_per_row, (run % runs_per_row) * width, width)
+                total = self._sum_of_warps(staged, row * length + column, self.store.vector)
+                self.store.store_row(self.first_pixel + row, [(column, total)])
 
-    def _store_staged(self, staged: Buffer, row: Int, column: Int, width: int) -> None:
-        """Sum one run of channels over the slices of K, in order, and store it."""
+    def _store_over_cluster(self, k: KernelBuilder, staged: Buffer) -> None:
+        """Add the warps' sums in each block, then the blocks', in their order."""
         t = self.tile
         length = t.block_n + STAGING_PADDING
-        start = row * length + column
-        total = staged.load_vector(start, width)
-        for part in range(1, t.warps_k):
-            more = staged.load_vector(start + part * t.block_m * length, width)
-            total = [arith.addf(a, b) for a, b in zip(total, more, strict=True)]
-        self.store.store_row(self.first_pixel + row, [(column, total)])
+        if t.warps_k > 1:
+            instructions.barrier()
+            for row, column, inside in self._runs(k.thread, t.threads, CHUNK):
+                with guard(inside):
+                    start = row * length + column
+                    staged.store_vector(start, self._sum_of_warps(staged, start, CHUNK))
+        instructions.cluster_barrier()
+        blocks = [instructions.shared_of_block(staged, rank) for rank in range(t.cluster_k)]
+        width = self.store.vector
+        first = self.rank * t.threads + k.thread
+        for row, column, inside in self._runs(first, t.threads * t.cluster_k, width):
+            with guard(inside):
+                parts = [block.load_vector(row * length + column, width) for block in blocks]
+                self.store.store_row(self.first_pixel + row, [(column, _add(parts))])
+        instructions.cluster_barrier()  # others may still read this block's memory
+
+    def _runs(self, first: Int, threads: int, width: int) -> Iterator[tuple[Int, Int, Bool]]:
+        """The runs of `width` channels that fall to a thread: row, column, whether it exists."""
+        per_row = self.tile.block_n // width
+        runs = self.tile.block_m * per_row
+        for i in range(-(-runs // threads)):
+            run = first + i * threads
+            inside = run < runs if (i + 1) * threads > runs else Bool(None, True)
+            yield run // per_row, (run % per_row) * width, inside
+
+    def _sum_of_warps(self, staged: Buffer, start: Int, width: int) -> list[ir.Value]:
+        """One run's sum over the warps' slices of K, in their order."""
+        t = self.tile
+        part_length = t.block_m * (t.block_n + STAGING_PADDING)
+        return _add([staged.load_vector(start + i * part_length, width) for i in range(t.warps_k)])
+
+
+def _add(parts: list[list[ir.Value]]) -> list[ir.Value]:
+    """The elementwise sum of vectors, from the first to the last."""
+    total = parts[0]
+    for more in parts[1:]:
+        total = [arith.addf(a, b) for a, b in zip(total, more, strict=True)]
+    return total
+
+
+def _cluster_attribute(blocks: int) -> dict[str, ir.Attribute]:
+    if blocks == 1:
+        return {}
+    return {"nvvm.cluster_dim": ir.Attribute.parse(f"array<i32: 1, 1, {blocks}>")}

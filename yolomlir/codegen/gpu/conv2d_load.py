@@ -32,7 +32,7 @@ _MASK_BITS = 32
 
 
 class Loader(Protocol):
-    """Brings step `k_tile` of K to `stage` (an element offset); nothing of it is read before."""
+    """Brings step `k_tile` of all of K to `stage`, an element offset."""
 
     def load(self, k_tile: Int, stage: Int) -> None:
         """Issue the copies of a step."""
@@ -105,7 +105,7 @@ class WeightLoader:
         """Issue the copies of a step; zeros beyond the last channel and the end of K."""
         tile, shape = self._tile, self._shape
         k = k_tile * tile.block_k
-        inside = (k + self._column) < shape.k if shape.k % tile.block_k else TRUE
+        inside = (k + self._column) < shape.k if tile.padded_k(shape) > shape.k else TRUE
         base = tile.block_m * tile.block_k
         start = self._row_offset + k
         for slot in self._slots:
@@ -172,7 +172,7 @@ class InputLoader:
         shape = problem.shape
         self._vector = shape.source_vector
         self._column = (thread % (tile.block_k // self._vector)) * self._vector
-        last_tap = (tile.k_tiles(shape) * tile.block_k - 1) // shape.in_channels
+        last_tap = (tile.padded_k(shape) - 1) // shape.in_channels
         use_mask = not shape.in_bounds and last_tap < _MASK_BITS
         self._slots = share_rows(thread, tile.threads, tile.block_m, tile.block_k, self._vector)
         self._pixels = [
@@ -198,7 +198,7 @@ class InputLoader:
         tap, channel = self._tap(k_tile)
         kh, kw = tap // shape.kernel_w, tap % shape.kernel_w
         k = k_tile * tile.block_k + self._column
-        inside = k < shape.k if shape.k % tile.block_k else TRUE
+        inside = k < shape.k if tile.padded_k(shape) > shape.k else TRUE
         bit = Int.of(1) << tap if self._pixels[0].mask is not None else Int.of(0)
         alive = [self._live(pixel, bit, kh, kw, inside) for pixel in self._pixels]
         for number, source in enumerate(self._sources):

@@ -27,10 +27,11 @@ class ConvTile:
 
     block_m x block_n outputs (pixels x channels) a block, in steps of block_k over K. Its warps
     divide the outputs warps_m x warps_n ways, and each step of K warps_k ways: their partial sums
-    are added in a fixed order. stages: buffers of the asynchronous pipeline. unroll: the whole loop
-    over K. through_l1: inputs come through L1 (a pixel is read once a tap). staged: the result goes
-    through shared memory, so that stores are whole rows (always so for warps_k > 1).
+    are added in a fixed order. stages: buffers of the asynchronous pipeline. unroll: the whole
+    loop over K. through_l1: inputs come through L1 (a pixel is read once a tap). staged: the result
+    goes through shared memory, so that stores are whole rows (always so where K is divided).
     release_early: dependent kernels may start with this one, not only after its main loop.
+    cluster_k: blocks of a cluster that divide K among themselves.
     """
 
     block_m: int
@@ -43,6 +44,7 @@ class ConvTile:
     unroll: bool = False
     through_l1: bool = False
     staged: bool = False
+    cluster_k: int = 1
     release_early: bool = False
 
     @property
@@ -63,11 +65,15 @@ class ConvTile:
     @property
     def is_staged(self) -> bool:
         """Whether the result goes through shared memory."""
-        return self.staged or self.warps_k > 1
+        return self.staged or self.warps_k > 1 or self.cluster_k > 1
 
     def k_tiles(self, shape: ConvShape) -> int:
-        """Steps over K."""
-        return -(-shape.k // self.block_k)
+        """Steps over K of a block."""
+        return -(-shape.k // (self.block_k * self.cluster_k))
+
+    def padded_k(self, shape: ConvShape) -> int:
+        """K with the zeros that fill the last steps."""
+        return self.k_tiles(shape) * self.block_k * self.cluster_k
 
     def buffers(self, shape: ConvShape) -> int:
         """Stages that are of use: at most one a step."""
@@ -78,8 +84,9 @@ class ConvTile:
         return self.unroll or self.k_tiles(shape) <= self.stages
 
     def grid(self, shape: ConvShape) -> tuple[int, int, int]:
-        """Blocks: over pixels, then over channels."""
-        return -(-shape.pixels // self.block_m), -(-shape.out_channels // self.block_n), 1
+        """Blocks: over pixels, over channels, over K."""
+        over_m, over_n = -(-shape.pixels // self.block_m), -(-shape.out_channels // self.block_n)
+        return over_m, over_n, self.cluster_k
 
     def stage_elements(self) -> int:
         """Floats of one pipeline stage: the input's tile, then the weights'."""
@@ -146,6 +153,10 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
         return f"block_m = {t.block_m} is not a multiple of 16 x warps_m = {16 * t.warps_m}"
     if t.block_n % (8 * t.warps_n):
         return f"block_n = {t.block_n} is not a multiple of 8 x warps_n = {8 * t.warps_n}"
+    if t.cluster_k not in (1, 2, 4, 8) or (t.cluster_k > 1 and not target.clusters):
+        return f"cluster_k = {t.cluster_k} is not a cluster of {target.name}"
+    if t.cluster_k > 1 and (t.cluster_k - 1) * t.k_tiles(shape) * t.block_k >= shape.k:
+        return f"cluster_k = {t.cluster_k} leaves a block without a part of K"
     if (t.block_k // 8) % t.warps_k:
         return f"warps_k = {t.warps_k} does not divide the {t.block_k // 8} products of a step"
     if t.threads > _MAX_THREADS:
@@ -160,8 +171,8 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
         return f"{t.warp_m * t.warp_n // 32} accumulators a thread; at most {limit}"
     if t.stages < 2 and t.k_tiles(shape) > 1:
         return "one stage cannot hold a loop of several steps"
-    if shape.source_vector == 0 and not t.unrolled(shape):
-        return "an input that is converted needs an unrolled loop"
+    if shape.source_vector == 0 and (t.cluster_k > 1 or not t.unrolled(shape)):
+        return "an input that is converted needs an unrolled loop of one block"
     products = (t.warp_m // 16) * (t.warp_n // 8) * (t.block_k // 8) // t.warps_k
     if t.unrolled(shape) and t.k_tiles(shape) * products > _MAX_UNROLLED:
         return f"{t.k_tiles(shape) * products} unrolled products; at most {_MAX_UNROLLED}"
@@ -173,7 +184,7 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
 
 def tile_space(shape: ConvShape, target: Target, precision: str) -> Iterator[ConvTile]:
     """Every candidate worth considering, all legal, in a fixed order."""
-    for tile in _without_pipeline(shape):
+    for tile in _without_pipeline(shape, target):
         for stages in _DEPTHS:
             if stages > max(2, tile.k_tiles(shape)):
                 continue
@@ -190,7 +201,11 @@ def short_tile_space(shape: ConvShape, target: Target, precision: str) -> Iterat
     """A tile of each choice in `tile_space`, with the deepest pipeline of which two blocks fit an
     SM: so the next kernel's first loads overlap this one's last products."""
     half = target.shared_memory_per_sm_bytes // 2 - 1024
-    for tile in _without_pipeline(shape):
+    for tile in _without_pipeline(shape, target):
+        warps = tile.threads // 32
+        shallow = tile.cluster_k > 1 and shape.k < _CLUSTER_DEPTH
+        if warps not in (4, 8, 16) or tile.block_k < min(16, shape.k) or shallow:
+            continue
         for stages in reversed(_DEPTHS):
             if stages > max(2, tile.k_tiles(shape)):
                 continue
@@ -202,6 +217,8 @@ def short_tile_space(shape: ConvShape, target: Target, precision: str) -> Iterat
                 break
 
 
+_CLUSTER_DEPTH = 1024
+"""The K from which dividing it among blocks can pay for the cluster."""
 _DEPTHS = (2, 3, 4, 6, 8)
 _FLAGS = (False, True)
 
@@ -209,17 +226,32 @@ _FLAGS = (False, True)
 def _with(tile: ConvTile, stages: int, unroll: bool, through_l1: bool) -> ConvTile:
     return ConvTile(
         tile.block_m, tile.block_n, tile.block_k, tile.warps_m, tile.warps_n, tile.warps_k,
-        stages, unroll, through_l1,
+        stages, unroll, through_l1, cluster_k=tile.cluster_k,
     )  # fmt: skip
 
 
-def _without_pipeline(shape: ConvShape) -> Iterator[ConvTile]:
+def _without_pipeline(shape: ConvShape, target: Target) -> Iterator[ConvTile]:
     for block_m in (16, 32, 64, 128, 256):
         if block_m > 16 and block_m >= 2 * shape.pixels:
             continue
         for block_n in _channel_blocks(shape.out_channels):
             for warps_m, warps_n in _warp_grids(block_m, block_n):
-                yield from _over_k(block_m, block_n, warps_m, warps_n, shape)
+                for tile in _over_k(block_m, block_n, warps_m, warps_n, shape):
+                    yield tile
+                    yield from _clusters(tile, shape, target)
+
+
+def _clusters(tile: ConvTile, shape: ConvShape, target: Target) -> Iterator[ConvTile]:
+    """Division of K among blocks, where there are fewer of them than multiprocessors."""
+    blocks = tile.grid(shape)[0] * tile.grid(shape)[1]
+    for cluster_k in (2, 4, 8):
+        steps = -(-shape.k // (tile.block_k * cluster_k))
+        too_many = blocks * cluster_k > 2 * target.multiprocessors
+        if target.clusters and steps >= 2 and not too_many:
+            yield ConvTile(
+                tile.block_m, tile.block_n, tile.block_k, tile.warps_m, tile.warps_n, tile.warps_k,
+                cluster_k=cluster_k,
+            )  # fmt: skip
 
 
 def _channel_blocks(channels: int) -> list[int]:
@@ -260,8 +292,10 @@ def _over_k(
 # ---- a choice with no measurements --------------------------------------------------------------
 
 _CLOCK_HZ = 1.7e9
-_L2_BYTES_PER_CYCLE = 40.0
-"""Bytes a cycle and SM that asynchronous copies get from L2 with all SMs at it."""
+_PORT_BYTES_PER_CYCLE = 64.0
+"""Bytes a cycle from L2 to one SM."""
+_L2_BYTES_PER_CYCLE = 25.0
+"""The same for each SM when all of them copy."""
 _L2_LATENCY = 700.0
 _MMA_SYNC_PEAK = 640.0
 """Multiply-adds of TF32 a cycle and SM that `mma.sync` reaches where WGMMA is faster (sm_90)."""
@@ -271,6 +305,8 @@ _SCHEDULERS = 4
 """Of an SM; a warp uses one, and a quarter of the tensor cores."""
 _CYCLES_PER_INSTRUCTION = 2.5
 """Of one warp that has a scheduler to itself: it waits for its own results."""
+_CLUSTER = 2000.0
+"""Cycles that a cluster costs: its launch as one, two barriers, partial sums from other blocks."""
 _START = 1800.0
 """Cycles from the launch to the first step: indices, first bytes from L2."""
 
@@ -281,7 +317,7 @@ def estimate_us(tile: ConvTile, shape: ConvShape, target: Target, precision: str
     The slowest of copies, tensor cores, instruction issue and latency, a step of K, for the blocks
     that share an SM, times the waves; plus start and epilogue.
     """
-    blocks = tile.grid(shape)[0] * tile.grid(shape)[1]
+    blocks = tile.grid(shape)[0] * tile.grid(shape)[1] * tile.cluster_k
     registers = 40 + tile.warp_m * tile.warp_n // 32 + tile.warp_m // 4 + tile.warp_n // 4
     together = min(
         target.shared_memory_per_sm_bytes // (tile.shared_bytes(shape) + 1024),
@@ -299,7 +335,11 @@ def estimate_us(tile: ConvTile, shape: ConvShape, target: Target, precision: str
     steps = tile.block_k // 8 // tile.warps_k
     tensor = queue * tile.warp_m * tile.warp_n * 8 * steps * products
     tensor /= min(peak, _MMA_SYNC_PEAK) / _SCHEDULERS
-    copies = together * 4 * (tile.block_m + tile.block_n) * tile.block_k / _L2_BYTES_PER_CYCLE
+    at_once = min(blocks, target.multiprocessors * together)
+    together_busy = at_once / min(blocks, target.multiprocessors)
+    total = _L2_BYTES_PER_CYCLE * target.multiprocessors / min(blocks, target.multiprocessors)
+    copies = 4 * (tile.block_m + tile.block_n) * tile.block_k
+    copies *= together_busy / min(_PORT_BYTES_PER_CYCLE, total)
     rows, columns = tile.warp_m // 16, -(-tile.warp_n // 8)
     issue = 30.0 + steps * (rows * 9 + columns + rows * columns * 2 * products)
     issue += 7 * (tile.block_m + tile.block_n) * tile.block_k / 4 / tile.threads
@@ -312,6 +352,7 @@ def estimate_us(tile: ConvTile, shape: ConvShape, target: Target, precision: str
     outputs = tile.block_m * tile.block_n / tile.threads
     epilogue = 400 + max(_CYCLES_PER_INSTRUCTION, queue) * outputs * 10
     epilogue += 400 if tile.is_staged else 0
+    epilogue += _CLUSTER if tile.cluster_k > 1 else 0
     cycles = waves * (tile.k_tiles(shape) * max(step, latency) + epilogue + _START)
     return cycles / _CLOCK_HZ * 1e6
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from yolomlir.bindings import arith, gpu, ir, llvm, nvgpu, nvvm, vector
+from yolomlir.bindings import arith, gpu, ir, llvm, memref, nvgpu, nvvm, vector
 from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, element_type, f32, i32_type, select
 
 LOG2_E = 1.4426950408889634
@@ -62,6 +63,49 @@ def barrier() -> None:
 def wait_for_predecessors() -> None:
     """`griddepcontrol.wait`: earlier kernels are complete and their writes visible."""
     nvvm.griddepcontrol(nvvm.GridDepActionKind.wait)
+
+
+def cluster_barrier() -> None:
+    """All threads of the cluster meet; their shared-memory writes are visible to each other."""
+    nvvm.cluster_arrive()
+    nvvm.cluster_wait()
+
+
+@dataclass(frozen=True)
+class RemoteBuffer:
+    """The shared memory of another block of the cluster."""
+
+    pointer: ir.Value
+
+    def load_vector(self, offset: Int | int, width: int) -> list[ir.Value]:
+        """`width` neighbouring float32; the address must be a multiple of their size."""
+        offset = Int.of(offset)
+        space = llvm.PointerType.get(_DISTRIBUTED)
+        dynamic = ir.DenseI32ArrayAttr.get([-(2**31)])  # the index is an operand
+        wraps = ir.IntegerAttr.get(i32_type(), 0)  # no flags
+        float_type = ir.F32Type.get()
+        address = llvm.getelementptr(
+            space, self.pointer, [offset.value], dynamic, float_type, wraps
+        )
+        if width == 1:
+            return [llvm.load(float_type, address, alignment=4)]
+        type_ = ir.VectorType.get([width], float_type)
+        loaded = llvm.load(type_, address, alignment=4 * width)
+        return [vector.extract(loaded, [], [i]) for i in range(width)]
+
+
+_DISTRIBUTED = 7
+"""Address space of shared memory anywhere in the cluster."""
+_SHARED = 3
+
+
+def shared_of_block(buffer: Buffer, rank: int) -> RemoteBuffer:
+    """The place of this block's shared `buffer` in the block of that rank of the cluster."""
+    index = memref.extract_aligned_pointer_as_index(buffer.memref)
+    integer = arith.index_cast(ir.IntegerType.get_signless(64), index)
+    own = llvm.inttoptr(llvm.PointerType.get(_SHARED), integer)
+    block = arith.constant(i32_type(), rank)
+    return RemoteBuffer(nvvm.mapa(llvm.PointerType.get(_DISTRIBUTED), own, block))
 
 
 def release_dependents() -> None:
