@@ -401,16 +401,16 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
         reduced="k",
     )
     mixed = w.generic(
-        "nqadk",
+        "naqdk",
         [Mapped(weights, "n, a, q, k"), Mapped(v, "n, k, a, d")],
-        Mapped(w.filled((n, tokens, heads, head_dim), 0.0), "n, q, a, d"),
+        Mapped(w.filled((n, heads, tokens, head_dim), 0.0), "n, a, q, d"),
         ["%p = arith.mulf %in0, %in1 : f32", "%y = arith.addf %out, %p : f32"],
         reduced="k",
     )
     normalized = w.generic(
         "nqad",
-        [Mapped(mixed, "n, q, a, d"), Mapped(total, "n, a, q")],
-        Mapped(w.empty(mixed.shape), "n, q, a, d"),
+        [Mapped(mixed, "n, a, q, d"), Mapped(total, "n, a, q")],
+        Mapped(w.empty((n, tokens, heads, head_dim)), "n, q, a, d"),
         ["%y = arith.divf %in0, %in1 : f32"],
     )
     merged = w.reshape(normalized, (n, tokens, heads * head_dim), [[0], [1], [2, 3]])

@@ -17,6 +17,7 @@ def prepare(module: ir.Module) -> None:
     _split_sources(module)
     _split_results(module)
     _transpose_keys(module)
+    _reassociate_sums(module)
 
 
 def users(value: ir.Value) -> list[ir.Operation]:
@@ -187,6 +188,16 @@ def _transpose_operand(
     maps[1] = ir.AffineMap.get(count, 0, [ir.AffineDimExpr.get(d) for d in target])
     op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
     op.operands[1] = _value(moved)
+
+
+def _reassociate_sums(module: ir.Module) -> None:
+    """Let LLVM sum in vectors where no schedule does: reductions that are no contractions."""
+    for op in yolo.ops_in(module, "linalg.generic"):
+        body = [view.operation for view in op.regions[0].blocks[0].operations]
+        if len(body) == 2 and body[0].name in ("arith.addf", "arith.maximumf"):
+            if "reduction" in str(op.attributes["iterator_types"]):
+                flags = "#arith.fastmath<reassoc>"
+                body[0].attributes["fastmath"] = ir.Attribute.parse(flags)
 
 
 def _array(op: ir.Operation, name: str) -> list[ir.Attribute]:

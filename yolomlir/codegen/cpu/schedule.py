@@ -116,6 +116,7 @@ _TO_VECTORS = f"""%kernel = transform.structured.match ops{{["func.func"]}} in %
     transform.apply_patterns to %kernel {{
       transform.apply_patterns.canonicalization
       transform.apply_patterns.linalg.tiling_canonicalization
+      transform.apply_patterns.tensor.fold_tensor_empty
       transform.apply_patterns.tensor.fold_tensor_subset_ops_into_vector_transfers
       transform.apply_patterns.vector.cast_away_vector_leading_one_dim
       transform.apply_patterns.vector.transfer_permutation_patterns
@@ -155,8 +156,8 @@ def schedule(module: ir.Module, isa: Isa) -> str:
     script = Script()
     for group in _groups(module):
         _schedule_window(script, group, isa)
-    for index, op in enumerate(_others(module)):
-        _schedule_other(script, op, f"o{index}")
+    for region in _regions(module):
+        _schedule_region(script, region, isa)
     script.lines.append(_TO_VECTORS)
     run_script(module, script.text())
     return script.text()
@@ -249,12 +250,42 @@ def _add_producers(group: _Group, value: ir.Value) -> None:
         op = _defining(op.operands[0])
 
 
-def _others(module: ir.Module) -> list[ir.Operation]:
-    """Top-level linalg ops in no group, but for fills, which are small or fused."""
+@dataclass
+class _Region:
+    """One forall of generics. members: the root's producers that nothing else uses, last first."""
+
+    root: ir.Operation
+    members: list[ir.Operation]
+
+
+def _regions(module: ir.Module) -> list[_Region]:
+    """What no window group holds: every root with all producers that only it needs, fills too."""
     kernel = module.body.operations[0].operation
     ops = [view.operation for view in kernel.regions[0].blocks[0].operations]
-    names = ("linalg.generic", "linalg.transpose")
-    return [op for op in ops if op.name in names and TAG not in op.attributes]
+    regions: list[_Region] = []
+    for root in reversed(ops):
+        if root.name not in ("linalg.generic", "linalg.transpose") or TAG in root.attributes:
+            continue
+        _tag(root, f"r{len(regions)}root")
+        region = _Region(root, [])
+        for op in reversed(ops):
+            if op.name in ("linalg.generic", "linalg.fill") and _belongs(op, region):
+                _tag(op, f"r{len(regions)}m{len(region.members)}")
+                region.members.append(op)
+        regions.append(region)
+    return regions
+
+
+def _belongs(op: ir.Operation, region: _Region) -> bool:
+    """Whether every user of an untagged op is in the region, and reads it by one operand.
+
+    Two operands would read two tiles; fusing the producer for one leaves the other wrong.
+    """
+    if TAG in op.attributes:
+        return False
+    inside = {_tag_of(m) for m in [region.root, *region.members]}
+    using = [_tag_of(u) if TAG in u.attributes else "" for u in users(op.results[0])]
+    return bool(using) and len(set(using)) == len(using) and inside.issuperset(using)
 
 
 # ---- schedules ----------------------------------------------------------------------------------
@@ -324,27 +355,101 @@ def _register_tile(group: _Group, width: int, channels: int, isa: Isa) -> tiles.
     return tiles.RegisterTile(tiles.largest_divisor(width, 8), lanes)
 
 
-def _schedule_other(script: Script, op: ir.Operation, name: str) -> None:
-    """Blocks over the leading parallel dimensions; LLVM vectorises the loops inside."""
-    kinds = (
-        [str(k) for k in ir.ArrayAttr(op.attributes["iterator_types"])]
-        if op.name == "linalg.generic"
-        else ["parallel"] * len(shape_of(op.results[0]))
-    )
-    extents = _loop_extents(op, len(kinds))
-    sizes, blocks = [0] * len(kinds), 1
+def _schedule_region(script: Script, region: _Region, isa: Isa) -> None:
+    """Blocks over the root's leading parallel dimensions. Contractions get register tiles; LLVM
+    vectorises the loops of the rest."""
+    sizes = _block_sizes(region.root)
+    if not any(sizes):
+        return
+    handles: dict[str, str] = {}
+    handles[_tag_of(region.root)], loop = script.forall(script.match(_tag_of(region.root)), sizes)
+    for member in region.members:
+        script.cse()
+        handles[_tag_of(member)], loop = script.fuse(script.match(_tag_of(member)), loop)
+    for member in region.members:
+        using = users(member.results[0])
+        if _is_contraction(member) and len(using) == 1 and _is_elementwise(using[0]):
+            _schedule_contraction(script, member, using[0], handles, sizes, isa)
+
+
+def _block_sizes(root: ir.Operation) -> list[int]:
+    """Tile sizes of the root's loops for at least BLOCKS blocks, 0 where a loop stays whole."""
+    kinds = _kinds(root)
+    extents, blocks = _loop_extents(root, len(kinds)), 1
+    sizes = [0] * len(kinds)
     for d, kind in enumerate(kinds):
-        if "parallel" not in kind or extents[d] == 1:
-            sizes[d] = 1 if extents[d] == 1 and "parallel" in kind else 0
+        if "parallel" not in kind or blocks >= tiles.BLOCKS:
             continue
-        size = tiles.largest_divisor(extents[d], max(1, extents[d] * blocks // tiles.BLOCKS))
-        sizes[d] = size
-        blocks *= extents[d] // size
-        if blocks >= tiles.BLOCKS:
-            break
-    if any(sizes):
-        _tag(op, name)
-        script.forall(script.match(name), sizes)
+        sizes[d] = tiles.largest_divisor(extents[d], max(1, extents[d] * blocks // tiles.BLOCKS))
+        blocks *= extents[d] // sizes[d]
+    return sizes
+
+
+def _kinds(op: ir.Operation) -> list[str]:
+    if op.name != "linalg.generic":
+        return ["parallel"] * len(shape_of(op.results[0]))
+    return [str(kind) for kind in ir.ArrayAttr(op.attributes["iterator_types"])]
+
+
+def _maps(op: ir.Operation) -> list[list[int]]:
+    """The dimension of every map result, -1 where it is no plain dimension."""
+    return [
+        [e.position if isinstance(e, ir.AffineDimExpr) else -1 for e in a.value.results]
+        for a in map(ir.AffineMapAttr, ir.ArrayAttr(op.attributes["indexing_maps"]))
+    ]
+
+
+def _is_contraction(op: ir.Operation) -> bool:
+    """A sum of products of two operands over one dimension."""
+    if op.name != "linalg.generic" or len(op.operands) != 3:
+        return False
+    body = [view.operation.name for view in op.regions[0].blocks[0].operations]
+    reductions = sum("reduction" in kind for kind in _kinds(op))
+    return body == ["arith.mulf", "arith.addf", "linalg.yield"] and reductions == 1
+
+
+def _schedule_contraction(
+    script: Script,
+    op: ir.Operation,
+    epilogue: ir.Operation,
+    handles: dict[str, str],
+    block: Sequence[int],
+    isa: Isa,
+) -> None:
+    """Register tiles of the epilogue's loops, with the contraction and its fill fused in.
+
+    Rows of a tile run over the dimension that only operand 0 has, columns over the last.
+    """
+    left, right, out = _maps(op)
+    extents = _loop_extents(op, len(_kinds(op)))
+    rows = [d for d in out if d in left and d not in right]
+    which = [i for i, o in enumerate(epilogue.operands) if o == op.results[0]]
+    if not rows or out[-1] not in right or not which:
+        return
+    places = _maps(epilogue)[which[0]]
+    inside = _rows_in_block(epilogue, block, places[out.index(rows[-1])], extents[rows[-1]])
+    tile = tiles.register_tile(inside, extents[out[-1]], isa)
+    sizes = [1] * len(_kinds(epilogue))
+    sizes[places[out.index(rows[-1])]] = tile.pixels
+    sizes[places[-1]] = tile.channels
+    tiled, loop = script.loops(handles[_tag_of(epilogue)], sizes)
+    inner, loop = script.fuse(handles[_tag_of(op)], loop)
+    fill = _defining(op.operands[2])
+    if fill is not None and TAG in fill.attributes:
+        start, loop = script.fuse(handles[_tag_of(fill)], loop)
+        script.vectorize(start)
+    steps = [1 if "reduction" in kind else 0 for kind in _kinds(op)]
+    step, _ = script.loops(inner, steps)
+    script.vectorize(step)
+    script.vectorize(tiled)
+
+
+def _rows_in_block(epilogue: ir.Operation, block: Sequence[int], loop: int, extent: int) -> int:
+    """How much of a loop a block covers, for the root itself; all of it for the other loops."""
+    if _tag_of(epilogue).endswith("root") and block[loop]:
+        return block[loop]
+    sizes = [size for size in block if size > 1]
+    return sizes[0] if sizes and extent % sizes[0] == 0 and extent > sizes[0] else extent
 
 
 def _loop_extents(op: ir.Operation, count: int) -> list[int]:
