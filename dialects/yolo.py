@@ -270,7 +270,8 @@ def attention(
     scale: float,
     loc: ir.Location | None = None,
 ) -> ir.Value:
-    """Attend over positions: qkv [N, heads*(2*key_dim+head_dim), H, W] to [N, heads*head_dim, H, W]."""
+    """Attend over positions: qkv [N, heads*(2*key_dim+head_dim), H, W] to
+    [N, heads*head_dim, H, W]."""
     n, _, height, width = shape_of(qkv)
     attributes = {
         "heads": _i64(heads),
@@ -347,14 +348,27 @@ def _expect(op: ir.Operation, what: str, expected: Any, got: Any, hint: str | No
 def verify_op(op: ir.Operation) -> None:
     """Check the shapes of one `yolo` op. Raises UserError that names the layer."""
     check = _VERIFIERS.get(op.name)
-    if check is not None:
+    if check is None:
+        return
+    _static_tensors(op)
+    try:
         check(op)
+    except ValueError as error:  # an encoding or an array of another kind than this dialect's
+        _fail(op, f"is malformed: {error}")
 
 
 def verify(module: ir.Module | ir.Operation) -> None:
     """Check the shapes of every `yolo` op of a module. Raises UserError that names the layer."""
     for op in ops_in(module):
         verify_op(op)
+
+
+def _static_tensors(op: ir.Operation) -> None:
+    for what, values in (("operand", op.operands), ("result", op.results)):
+        for index, value in enumerate(values):
+            type_ = value.type
+            if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+                _fail(op, f"{what} {index} is {type_}; expected a tensor of static shape")
 
 
 def _four_dimensional(op: ir.Operation, operands: Sequence[ir.Value]) -> None:
@@ -411,6 +425,7 @@ def _(op: ir.Operation) -> None:
 
 @_verifier("batch_norm")
 def _(op: ir.Operation) -> None:
+    _four_dimensional(op, [op.operands[0]])
     channels = shape_of(op.operands[0])[1]
     for name, value in zip(
         ("gamma", "beta", "mean", "variance"), list(op.operands)[1:], strict=True
@@ -442,6 +457,7 @@ def _(op: ir.Operation) -> None:
 
 @_verifier("slice")
 def _(op: ir.Operation) -> None:
+    _four_dimensional(op, [op.operands[0]])
     n, channels, height, width = shape_of(op.operands[0])
     offset, size = integer(op, "offset"), integer(op, "size")
     if offset < 0 or size < 1 or offset + size > channels:
@@ -452,8 +468,13 @@ def _(op: ir.Operation) -> None:
 
 @_verifier("max_pool2d")
 def _(op: ir.Operation) -> None:
+    _four_dimensional(op, [op.operands[0]])
     n, channels, height, width = shape_of(op.operands[0])
+    for name, count in (("kernel", 2), ("strides", 2), ("padding", 4)):
+        _expect(op, f"number of {name}", count, len(integers(op, name)))
     kernel, strides = integers(op, "kernel"), integers(op, "strides")
+    if min(kernel + strides) < 1:
+        _fail(op, f"kernel is {kernel} and strides are {strides}; each must be at least 1")
     top, left, bottom, right = integers(op, "padding")
     oh = window_output(height, kernel[0], strides[0], top, bottom)
     ow = window_output(width, kernel[1], strides[1], left, right)
@@ -463,6 +484,7 @@ def _(op: ir.Operation) -> None:
 
 @_verifier("upsample")
 def _(op: ir.Operation) -> None:
+    _four_dimensional(op, [op.operands[0]])
     n, channels, height, width = shape_of(op.operands[0])
     factor = integer(op, "factor")
     if factor < 1:
@@ -474,6 +496,7 @@ def _(op: ir.Operation) -> None:
 
 @_verifier("attention")
 def _(op: ir.Operation) -> None:
+    _four_dimensional(op, [op.operands[0]])
     n, channels, height, width = shape_of(op.operands[0])
     heads, key_dim, head_dim = (integer(op, a) for a in ("heads", "key_dim", "head_dim"))
     _expect(op, "input channels", heads * (2 * key_dim + head_dim), channels)
@@ -483,6 +506,7 @@ def _(op: ir.Operation) -> None:
 
 @_verifier("detect")
 def _(op: ir.Operation) -> None:
+    _four_dimensional(op, op.operands)
     maps = list(op.operands)
     _expect(op, "number of strides", LEVELS, len(integers(op, "strides")))
     classes = shape_of(maps[LEVELS])[1]

@@ -55,6 +55,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--mlir-timing", action="store_true")
     p.add_argument("--statistics", "--mlir-pass-statistics", action="store_true")
     p.add_argument("--mlir-pass-pipeline-crash-reproducer", metavar="FILE")
+    p.add_argument(
+        "--verify-roundtrip", action="store_true", help="text and bytecode, before passes"
+    )
+    for flag in ("--mlir-disable-threading", "--mlir-print-ir-module-scope"):
+        p.add_argument(flag, action="store_true", help="always so; taken for habit's sake")
     p.add_argument("--run-reproducer", action="store_true", help="take flags from the input file")
     p.add_argument("--dump-pass-pipeline", action="store_true")
     p.add_argument("--list-passes", "--show-passes", action="store_true")
@@ -114,6 +119,20 @@ def pipeline(options: argparse.Namespace) -> Pipeline:
         return Pipeline.parse(options.pass_pipeline)
     steps = [step for text in options.passes for step in _short(text).steps]
     return Pipeline(steps)
+
+
+def passes_named(values: Sequence[str], flag: str) -> list[str]:
+    """The passes that `--mlir-print-ir-before` or `-after` names; UserError for unknown ones.
+
+    Needs a current context.
+    """
+    names = [name.strip() for value in values for name in value.split(",") if name.strip()]
+    for name in names:
+        try:
+            _short(name)
+        except UserError as error:
+            raise UserError(f"{flag}: there is no pass '{name}'") from error
+    return names
 
 
 def _short(text: str) -> Pipeline:

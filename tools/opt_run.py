@@ -21,7 +21,7 @@ from yolomlir.tools import opt_arguments, opt_verify
 from yolomlir.tools.opt_source import Diagnostic, Source, render
 
 from yolomlir.bindings import ir
-from yolomlir.diagnostics import UserError, YolomlirError
+from yolomlir.diagnostics import InternalError, UserError, YolomlirError
 from yolomlir.frontend.weights import AbstractWeights, Array, WeightStore
 from yolomlir.instrumentation import (
     IRPrinting,
@@ -92,6 +92,8 @@ class Session:
         self._chunks += 1
         if not _verify(module, source, diagnostics):
             return None
+        if self._options.verify_roundtrip:
+            _verify_roundtrip(module, source)
         self._context.weights = load_weights(self._options.weights, module)
         pipeline = self._pipeline()
         try:
@@ -128,7 +130,13 @@ class Session:
         pipeline = opt_arguments.pipeline(options)
         pipeline.verify_each = options.verify_each in ("true", "1")
         pipeline.upstream_statistics = options.statistics
-        before, after = _names(options.mlir_print_ir_before), _names(options.mlir_print_ir_after)
+        before, after = (
+            opt_arguments.passes_named(values, f"--mlir-print-ir-{when}")
+            for when, values in (
+                ("before", options.mlir_print_ir_before),
+                ("after", options.mlir_print_ir_after),
+            )
+        )
         after_all = options.mlir_print_ir_after_all or options.mlir_print_ir_after_change
         pipeline.instrumentations.append(
             IRPrinting(
@@ -147,8 +155,7 @@ class Session:
         if options.mlir_pass_pipeline_crash_reproducer:
             path = Path(options.mlir_pass_pipeline_crash_reproducer)
             flags = [f"--target={options.target}"]
-            flags += [f"--weights={options.weights}"] if options.weights else []
-            pipeline.instrumentations.append(Reproducer(path, _with_locations, flags))
+            pipeline.instrumentations.append(Reproducer(path, _with_locations, save_weights, flags))
         pipeline.instrumentations.append(self._timing)
         return pipeline
 
@@ -171,12 +178,18 @@ class Session:
         return buffer.getvalue()
 
 
-def _names(values: list[str]) -> list[str]:
-    return [name for value in values for name in value.split(",") if name]
-
-
 def _with_locations(module: ir.Module) -> str:
     return str(module.operation.get_asm(enable_debug_info=True))
+
+
+def _verify_roundtrip(module: ir.Module, source: Source) -> None:
+    """Print and read again, as text and bytecode. Raises InternalError where something is lost."""
+    text = _with_locations(module)
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    for form, data in (("text", text), ("bytecode", buffer.getvalue())):
+        if _with_locations(ir.Module.parse(data)) != text:
+            raise InternalError(f"{form} does not read back as what it was", where=source.name)
 
 
 def _verify(module: ir.Module, source: Source, diagnostics: list[Diagnostic]) -> bool:
@@ -243,9 +256,17 @@ def load_weights(text: str | None, module: ir.Module) -> WeightStore:
     from safetensors.numpy import load_file
 
     try:
-        return WeightStore(load_file(text))
+        store = WeightStore(load_file(text))
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read weights: {error}", where=text) from error
+    for op in yolo.ops_in(module, "yolo.weight"):
+        name, expected = yolo.string(op, "name"), physical_shape(op.results[0].type)
+        if name not in store:
+            raise UserError(f"there is no weight '{name}'", where=text)
+        if list(store[name].shape) != expected:
+            shape = list(store[name].shape)
+            raise UserError(f"weight '{name}' is {shape}; the module has {expected}", where=text)
+    return store
 
 
 def random_weights(module: ir.Module, seed: int) -> WeightStore:

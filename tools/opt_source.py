@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
+from yolomlir.diagnostics import UserError
 
 SEPARATOR = "// -----"
 BYTECODE_MAGIC = b"ML\xefR"
@@ -99,7 +100,11 @@ def read_sources(name: str, data: bytes, *, split: bool) -> list[Source]:
     """The chunks of a file: itself, or what lies between `// -----` lines where `split`."""
     if data.startswith(BYTECODE_MAGIC):
         return [Source(name, "", bytecode=data)]
-    text = data.decode()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        message = f"byte {error.start} is not UTF-8; expected MLIR as text or bytecode"
+        raise UserError(message, where=name) from error
     return list(_chunks(name, text)) if split else [Source(name, text)]
 
 

@@ -79,8 +79,8 @@ def _target(lines: Sequence[str], index: int, where: str | None) -> int | None:
 def check(source: Source, diagnostics: Sequence[Diagnostic]) -> list[str]:
     """What differs between the diagnostics expected and those that came; nothing where all match.
 
-    Each expectation takes one diagnostic. A note is compared only where the chunk expects notes, as
-    mlir-opt does; errors, warnings and remarks must all be expected.
+    Each expectation takes one diagnostic. Errors, warnings and remarks must all be expected; notes
+    need not be, since MLIR adds some of its own ("see current operation").
     """
     left = list(diagnostics)
     problems: list[str] = []

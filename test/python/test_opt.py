@@ -123,6 +123,18 @@ def test_bytecode_out_and_in(opt, tmp_path: Path) -> None:
     assert text == opt(SILU, "--mlir-print-debuginfo")[1].replace("in.mlir", "-")
 
 
+def test_roundtrip_of_text_and_bytecode(opt) -> None:
+    code, out, err = opt(CONV_BN, "--verify-roundtrip")
+    assert (code, err) == (0, "")
+    assert out == opt(CONV_BN)[1]
+
+
+def test_input_that_is_neither_text_nor_bytecode(opt) -> None:
+    code, _, err = opt(b"func.func @f() \xff\xfe", "--split-input-file")
+    assert code == 1
+    assert "in.mlir: byte 15 is not UTF-8; expected MLIR as text or bytecode" in err
+
+
 def test_stdin_as_a_command() -> None:
     command = [sys.executable, "-m", "yolomlir.tools.opt", "-", "-yolo-dce"]
     run = subprocess.run(command, input=SILU, capture_output=True, text=True, check=False)
@@ -161,6 +173,7 @@ def test_split_chunks_fail_alone(opt) -> None:
         (["--weights=missing.safetensors", "--yolo-dce"], "missing.safetensors"),
         (["-o", "/no/such/folder/x"], "/no/such/folder/x: cannot write"),
         (["--run-reproducer"], "no '// configuration:' line"),
+        (["--yolo-dce", "--mlir-print-ir-after=yolo-dec"], "there is no pass 'yolo-dec'"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(opt, flags: list[str], message: str) -> None:
@@ -430,6 +443,30 @@ def test_random_weights_depend_on_seed_and_name_alone(opt, tmp_path: Path) -> No
         assert not np.array_equal(tensor, other[name])
     assert (one["v"] > 0).all()
     assert not np.array_equal(one["g"], one["b"])
+
+
+def test_weights_that_do_not_fit_are_refused(opt, tmp_path: Path) -> None:
+    source = tmp_path / "in.safetensors"
+    tensors = {name: np.ones(8, np.float32) for name in "gbmv"}
+    save_file(tensors, source)
+    err = opt(CONV_BN, f"--weights={source}")[2]
+    assert f"{source}: there is no weight 'w.weight'" in err
+    save_file(tensors | {"w.weight": np.ones((8, 8, 3, 3), np.float32)}, source)
+    err = opt(CONV_BN, f"--weights={source}")[2]
+    assert "weight 'w.weight' is [8, 8, 3, 3]; the module has [8, 8, 1, 1]" in err
+
+
+@pytest.mark.usefixtures("broken_passes")
+def test_a_reproducer_brings_the_weights_as_they_were(opt, tmp_path: Path) -> None:
+    file = tmp_path / "crash.mlir"
+    text = CONV_BN.replace("return %1", '%2 = "yolo.silu"(%1) : (!t) -> !t\n  return %2')
+    passes = ("--yolo-fold-batch-norm", "--yolo-leave-unverifiable", "--weights=random:3")
+    assert opt(text, *passes, f"--mlir-pass-pipeline-crash-reproducer={file}")[0] == 1
+    weights = tmp_path / "crash.mlir.safetensors"
+    assert set(load_file(weights)) == {"w.weight:bn", "w.bias:bn"}
+    code, _, err = opt(file.read_text(), "--run-reproducer")
+    assert code == 1
+    assert "pass 'yolo-leave-unverifiable' left invalid IR" in err
 
 
 def test_a_damaged_variance_names_layer_and_channel(opt, tmp_path: Path) -> None:

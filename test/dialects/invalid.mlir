@@ -1,0 +1,154 @@
+// Every rule of the dialect, broken, with what is said about it.
+// RUN: yolomlir-opt %s --split-input-file --verify-diagnostics
+
+func.func @kind(%x: f32) {
+  // expected-error @below {{expected base type 'builtin.tensor' but got 'builtin.f32'}}
+  %0 = "yolo.silu"(%x) : (f32) -> f32
+  return
+}
+
+// -----
+
+func.func @attribute_missing(%x: tensor<1x4x6x6xf32>) {
+  // expected-error @below {{attribute "size" is expected but not provided}}
+  %0 = "yolo.slice"(%x) {offset = 0 : i64} : (tensor<1x4x6x6xf32>) -> tensor<1x2x6x6xf32>
+  return
+}
+
+// -----
+
+func.func @operand_count(%x: tensor<1x4x6x6xf32>) {
+  // expected-error @below {{op expects exactly 2 operands, but got 1}}
+  %0 = "yolo.add"(%x) : (tensor<1x4x6x6xf32>) -> tensor<1x4x6x6xf32>
+  return
+}
+
+// -----
+
+// expected-error @below {{'"nchw"' does not satisfy the constraint}}
+func.func @layout(%x: tensor<1x4x6x6xf32, #yolo.layout<"nchw">>) {
+  return
+}
+
+// -----
+
+!x = tensor<1x4x6x6xf32>
+!w = tensor<8x3x1x1xf32>
+func.func @channels(%x: !x, %w: !w) {
+  // expected-error @below {{model.3.conv: 'yolo.conv2d' input has 4 channels; the weight expects 3 (was the checkpoint trained at another scale or class count?)}}
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w) -> tensor<1x8x6x6xf32> loc("model.3.conv")
+  return
+}
+
+// -----
+
+!x = tensor<1x4x6x6xf32>
+!w = tensor<8x4x1x1xf32>
+func.func @groups(%x: !x, %w: !w) {
+  // expected-error @below {{groups is 3; it must divide 4 input and 8 output channels}}
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 3 : i64} : (!x, !w) -> tensor<1x8x6x6xf32>
+  // expected-error @below {{strides are [0, 1]; each must be at least 1}}
+  %1 = "yolo.conv2d"(%x, %w) {strides = array<i64: 0, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w) -> tensor<1x8x6x6xf32>
+  // expected-error @below {{padding is [0, -1, 0, 0]; none may be negative}}
+  %2 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, -1, 0, 0>, groups = 1 : i64} : (!x, !w) -> tensor<1x8x6x6xf32>
+  // expected-error @below {{number of padding is 2; expected 4}}
+  %3 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0>, groups = 1 : i64} : (!x, !w) -> tensor<1x8x6x6xf32>
+  // expected-error @below {{result shape is [1, 8, 6, 5]; expected [1, 8, 6, 6]}}
+  %4 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w) -> tensor<1x8x6x5xf32>
+  // expected-error @below {{mixes layouts logical, nhwc (insert yolo.convert_layout)}}
+  %5 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w) -> tensor<1x8x6x6xf32, #yolo.layout<"nhwc">>
+  return
+}
+
+// -----
+
+!x = tensor<1x4x6x6xf32>
+!w = tensor<8x4x9x9xf32>
+func.func @kernel_and_bias(%x: !x, %w: !w, %v: tensor<8x4x1x1xf32>, %b: tensor<4xf32>) {
+  // expected-error @below {{a 9x9 kernel does not fit the padded 6x6 input}}
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w) -> !x
+  // expected-error @below {{bias shape is [4]; expected [8]}}
+  %1 = "yolo.conv2d"(%x, %v, %b) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, tensor<8x4x1x1xf32>, tensor<4xf32>) -> tensor<1x8x6x6xf32>
+  // expected-error @below {{operand 0 has rank 1; expected 4 (N, C, H, W)}}
+  %2 = "yolo.conv2d"(%b, %v) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (tensor<4xf32>, tensor<8x4x1x1xf32>) -> tensor<1x8x6x6xf32>
+  return
+}
+
+// -----
+
+!x = tensor<1x4x6x6xf32>
+!v = tensor<4xf32>
+func.func @elementwise(%x: !x, %y: tensor<1x4x6x6xf32, #yolo.layout<"nhwc">>, %v: !v, %u: tensor<3xf32>) {
+  // expected-error @below {{mean shape is [3]; expected [4]}}
+  %0 = "yolo.batch_norm"(%x, %v, %v, %u, %v) {epsilon = 1.0e-3} : (!x, !v, !v, tensor<3xf32>, !v) -> !x
+  // expected-error @below {{second operand's type is}}
+  %1 = "yolo.add"(%x, %y) : (!x, tensor<1x4x6x6xf32, #yolo.layout<"nhwc">>) -> !x
+  // expected-error @below {{result shape is [1, 4, 6, 5]; expected [1, 4, 6, 6]}}
+  %2 = "yolo.convert_layout"(%x) : (!x) -> tensor<1x4x6x5xf32, #yolo.layout<"nhwc">>
+  // expected-error @below {{result shape is [1, 4, 6, 5]; expected [1, 4, 6, 6]}}
+  %3 = "yolo.normalize"(%x) {scale = 1.0} : (!x) -> tensor<1x4x6x5xf32>
+  return
+}
+
+// -----
+
+!x = tensor<1x4x6x6xf32>
+func.func @channels_and_windows(%x: !x, %y: tensor<1x4x6x5xf32>) {
+  // expected-error @below {{second operand's N, H, W is [1, 6, 5]; expected [1, 6, 6]}}
+  %0 = "yolo.concat"(%x, %y) : (!x, tensor<1x4x6x5xf32>) -> tensor<1x8x6x6xf32>
+  // expected-error @below {{result shape is [1, 7, 6, 6]; expected [1, 8, 6, 6]}}
+  %1 = "yolo.concat"(%x, %x) : (!x, !x) -> tensor<1x7x6x6xf32>
+  // expected-error @below {{channels [3, 5) leave the input's 4}}
+  %2 = "yolo.slice"(%x) {offset = 3 : i64, size = 2 : i64} : (!x) -> tensor<1x2x6x6xf32>
+  // expected-error @below {{result shape is [1, 4, 6, 6]; expected [1, 4, 12, 12]}}
+  %3 = "yolo.upsample"(%x) {factor = 2 : i64} : (!x) -> !x
+  // expected-error @below {{factor is 0; it must be at least 1}}
+  %4 = "yolo.upsample"(%x) {factor = 0 : i64} : (!x) -> !x
+  // expected-error @below {{result shape is [1, 4, 6, 6]; expected [1, 4, 2, 2]}}
+  %5 = "yolo.max_pool2d"(%x) {kernel = array<i64: 5, 5>, strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>} : (!x) -> !x
+  return
+}
+
+// -----
+
+!b = tensor<1x4x2x2xf32>
+!c = tensor<1x3x2x2xf32>
+!q = tensor<1x16x2x2xf32>
+func.func @attention_and_detect(%b: !b, %c: !c, %q: !q) {
+  // expected-error @below {{input channels is 16; expected 12}}
+  %0 = "yolo.attention"(%q) {heads = 1 : i64, key_dim = 4 : i64, head_dim = 4 : i64, scale = 0.5} : (!q) -> !b
+  // expected-error @below {{number of strides is 2; expected 3}}
+  %1 = "yolo.detect"(%b, %b, %b, %c, %c, %c) {strides = array<i64: 8, 16>, max_det = 5 : i64} : (!b, !b, !b, !c, !c, !c) -> tensor<1x5x6xf32>
+  // expected-error @below {{max_det is 13; it must be in [1, 12], the number of anchors}}
+  %2 = "yolo.detect"(%b, %b, %b, %c, %c, %c) {strides = array<i64: 8, 16, 32>, max_det = 13 : i64} : (!b, !b, !b, !c, !c, !c) -> tensor<1x13x6xf32>
+  // expected-error @below {{class map shape is}}
+  %3 = "yolo.detect"(%b, %b, %b, %c, %b, %c) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!b, !b, !b, !c, !b, !c) -> tensor<1x5x6xf32>
+  // expected-error @below {{box channels is 3; expected 4}}
+  %4 = "yolo.detect"(%c, %b, %b, %c, %c, %c) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!c, !b, !b, !c, !c, !c) -> tensor<1x5x6xf32>
+  return
+}
+
+// -----
+
+func.func @shapes(%y: tensor<1x?x6x6xf32>, %z: tensor<4xf32>) {
+  // expected-error @below {{operand 0 is tensor<1x?x6x6xf32>; expected a tensor of static shape}}
+  %1 = "yolo.silu"(%y) : (tensor<1x?x6x6xf32>) -> tensor<1x?x6x6xf32>
+  // expected-error @below {{operand 0 has rank 1; expected 4 (N, C, H, W)}}
+  %2 = "yolo.slice"(%z) {offset = 0 : i64, size = 2 : i64} : (tensor<4xf32>) -> tensor<2xf32>
+  return
+}
+
+// -----
+
+!x = tensor<1x4x6x6xf32>
+func.func @arrays(%x: !x, %y: tensor<1x4x6x6xf32, 1 : i64>) {
+  // expected-error @below {{number of padding is 2; expected 4}}
+  %0 = "yolo.max_pool2d"(%x) {kernel = array<i64: 5, 5>, strides = array<i64: 1, 1>, padding = array<i64: 0, 0>} : (!x) -> !x
+  // expected-error @below {{kernel is [5, 5] and strides are [1, 0]; each must be at least 1}}
+  %1 = "yolo.max_pool2d"(%x) {kernel = array<i64: 5, 5>, strides = array<i64: 1, 0>, padding = array<i64: 2, 2, 2, 2>} : (!x) -> !x
+  // expected-error @below {{'yolo.max_pool2d' is malformed}}
+  %2 = "yolo.max_pool2d"(%x) {kernel = array<i32: 5, 5>, strides = array<i64: 1, 1>, padding = array<i64: 2, 2, 2, 2>} : (!x) -> !x
+  // expected-error @below {{not a yolo layout: 1 : i64}}
+  %3 = "yolo.slice"(%y) {offset = 0 : i64, size = 2 : i64} : (tensor<1x4x6x6xf32, 1 : i64>) -> tensor<1x2x6x6xf32, 1 : i64>
+  return
+}
