@@ -12,7 +12,7 @@ from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile, objection, tile_space
 from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
 from yolomlir.codegen.gpu.generate import generate_kernel
-from yolomlir.codegen.gpu.ptx import compile_kernels
+from yolomlir.codegen.gpu.ptx import assemble, compile_kernels, to_ptx
 from yolomlir.compiler import CompileOptions, emit
 from yolomlir.diagnostics import UserError
 from yolomlir.frontend import network
@@ -163,11 +163,29 @@ def test_many_random_candidates_assemble_without_spills(chip, precision):
     assemble_candidates(60, chip, precision)
 
 
+@pytest.mark.parametrize("chip", ["sm_80", "sm_86", "sm_89"])
+def test_older_chips_get_no_newer_instructions(chip):
+    target = target_named(chip)
+    with yolo.new_context(), ir.Location.unknown():
+        module = ir.Module.parse(conv_text(SHAPES[1]))
+        kernel = generate_kernel(module.body.operations[0], target, precision="tf32")
+        text = to_ptx(kernel.module, target)
+        assert not kernel.launch.programmatic
+        assert kernel.launch.cluster == (1, 1, 1)
+        assert "griddepcontrol" not in text
+        assert "cluster" not in text
+        assert assemble(text, chip).spill_bytes == 0
+
+
 def test_a_tile_round_trips_through_its_attribute():
     tile = ConvTile(64, 32, 16, 2, 1, 2, 4, unroll=True, release_early=True)
     with ir.Context():
         text = str(tile.to_attribute())
         assert ConvTile.from_attribute(ir.Attribute.parse(text)) == tile
+        table = "{block_m = 16, block_n = 8, block_k = 8, unroll = 1, staged = false}"
+        read = ConvTile.from_attribute(ir.Attribute.parse(table))
+        assert read == ConvTile(16, 8, 8, unroll=True)
+        assert read.unroll is True
         with pytest.raises(UserError, match="no option 'warps'"):
             ConvTile.from_attribute(ir.Attribute.parse("{block_m = 16, warps = 4}"))
         with pytest.raises(UserError, match="block_n"):

@@ -131,8 +131,9 @@ class ConvTile:
                     where="yolo.tile",
                     hint=f"options: {', '.join(fields)}",
                 )
-            flag = isinstance(named.attr, ir.BoolAttr)
-            values[named.name] = named.attr.value if flag else int(ir.IntegerAttr(named.attr).value)
+            number = int(ir.IntegerAttr(named.attr).value)  # an i1 is an integer of one bit
+            flag = isinstance(fields[named.name].default, bool)
+            values[named.name] = number != 0 if flag else number
         missing = {"block_m", "block_n", "block_k"} - values.keys()
         if missing:
             raise UserError(f"a conv2d tile needs {', '.join(sorted(missing))}", where="yolo.tile")
