@@ -77,11 +77,18 @@ def lowered(text: str) -> ir.Module:
 
 
 def kernel_of(
-    text: str, *, target: str = "sm_90", precision: str = "tf32", tile: object = None
+    text: str,
+    *,
+    target: str = "sm_90",
+    precision: str = "tf32",
+    tile: object = None,
+    alignments: Sequence[int] = (),
 ) -> Kernel:
-    """The kernel of a function, with its own tile or `tile`."""
+    """The kernel of a function, with its own tile or `tile`. alignments: of `yolo.alignments`."""
     module = lowered(text)  # owns the function
     dispatch = module.body.operations[0]
+    if alignments:
+        dispatch.operation.attributes["yolo.alignments"] = ir.DenseI64ArrayAttr.get(alignments)
     if tile is not None:
         dispatch.operation.attributes[TILE] = to_attribute(tile)
     return generate_kernel(dispatch, target_named(target), precision=precision)

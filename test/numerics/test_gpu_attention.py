@@ -215,6 +215,11 @@ def test_head_that_fragments_cannot_hold_is_refused():
         kernel_of(Case(1, 2, 2, key_dim=24).text())
 
 
+def test_rows_that_are_not_aligned_are_refused():
+    with pytest.raises(UnsupportedError, match="16 bytes"):
+        kernel_of(Case(1, 2, 2).text(), alignments=[8, 0, 0, 0])
+
+
 def test_enough_blocks():
     """At least 50 blocks at 640 x 640, scale n."""
     grid = kernel_of(Case(2, 20, 20).text()).launch.grid

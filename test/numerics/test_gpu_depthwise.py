@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.depthwise import DepthwiseTile
+from yolomlir.simulator.faults import SimulationError
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +74,15 @@ class Case:
         return function("depthwise", arguments, lines, y)
 
 
-def run(case: Case, tile: DepthwiseTile | None = None, target: str = "sm_90", **options) -> None:
+def run(
+    case: Case,
+    tile: DepthwiseTile | None = None,
+    target: str = "sm_90",
+    *,
+    extra: int = 4,
+    alignments: Sequence[int] = (),
+    **options,
+) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((case.batch, case.height, case.width, case.channels), np.float32)
     w = rng.standard_normal((case.kernel, case.kernel, case.channels), np.float32)
@@ -80,8 +90,8 @@ def run(case: Case, tile: DepthwiseTile | None = None, target: str = "sm_90", **
     residual = rng.standard_normal(case.out_shape, np.float32)
     stored = w if case.layout == "hwio" else np.ascontiguousarray(w.transpose(2, 0, 1))
     operands = [x, stored, bias] + ([residual] if case.residual else [])
-    kernel = kernel_of(case.text(), target=target, tile=tile)
-    got = Run(kernel, operands, case.out_shape)(**options).value
+    kernel = kernel_of(case.text(), target=target, tile=tile, alignments=alignments)
+    got = Run(kernel, operands, case.out_shape, extra=extra)(**options).value
 
     total, size = depthwise_terms(x, w, case.stride, case.kernel // 2)
     want, size = total + bias, size + np.abs(bias)
@@ -129,6 +139,17 @@ def test_strips_that_do_and_do_not_divide_the_row(pixels, width):
 @pytest.mark.parametrize("target", TARGETS)
 def test_targets(target):
     run(Case(16, 5, 6, residual=True), target=target)
+
+
+@pytest.mark.parametrize(("extra", "bytes_"), [(2, 8), (1, 4)])
+def test_rows_less_aligned_than_their_channels(extra, bytes_):
+    """A view of 8 channels whose pitch or first channel is no multiple of 4."""
+    case = Case(8, 5, 6, residual=True)
+    for place in (0, 3, 4):
+        alignments = [bytes_ if i == place else 0 for i in range(5)]
+        run(case, extra=extra, alignments=alignments)
+    with pytest.raises(SimulationError):
+        run(case, extra=extra)
 
 
 def test_random_shapes():

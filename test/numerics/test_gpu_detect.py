@@ -194,6 +194,14 @@ def test_default_tile():
     check(case, *operands(case))
 
 
+def test_rows_less_aligned_than_their_channels():
+    case = Case(8, SIZES, 9, batch=2)
+    boxes, logits = operands(case)
+    kernel = kernel_of(case.text(), tile=SMALL, alignments=[4] * 6 + [4])
+    run = Run(kernel, [*boxes, *logits], (2, 9, 6), extra=1)
+    check(case, boxes, logits, run)
+
+
 def test_too_large_max_det_is_refused():
     case = Case(1, ((160, 160), (80, 80), (40, 40)), 30000)
     with pytest.raises(UnsupportedError, match="max_det 30000"):

@@ -99,6 +99,15 @@ def test_targets(target):
     check_chained((1, 8, 8, 8), target=target)
 
 
+@pytest.mark.parametrize(("extra", "bytes_"), [(2, 8), (1, 4)])
+def test_rows_less_aligned_than_their_channels(extra, bytes_):
+    x = values((1, 6, 5, 8))
+    want = pool(x, 3, 1, 1)
+    for alignments in ([bytes_, 0], [0, bytes_]):
+        kernel = kernel_of(single_text(x.shape, 3, 1, 1), alignments=alignments)
+        np.testing.assert_array_equal(Run(kernel, [x], x.shape, extra=extra)().value, want)
+
+
 def test_chains_of_other_lengths_and_windows():
     check_chained((1, 8, 7, 4), kernel=3, count=2)
     check_chained((1, 8, 7, 4), kernel=7, count=1)

@@ -140,6 +140,9 @@ def parse(function: ir.Operation) -> AttentionShape:
         batch, height, width, heads, key_dim, head_dim,
         yolo.real(function, "yolo.scale"), kernel, padding,
     )  # fmt: skip
+    ends = (0, len(arguments))
+    if match.vector_width(function, 4, ends) != 4:
+        match.refuse(function, "has rows that are not aligned to 16 bytes")
     if channels != heads * shape.depth:
         match.refuse(function, f"has {channels} channels for {heads} heads of {shape.depth}")
     return shape

@@ -117,9 +117,9 @@ def parse(function: ir.Operation) -> DepthwiseProblem:
         (kw, 1, kh * kw) if moved else (kw * channels, channels, 1),
     )  # fmt: skip
     epilogue = match_epilogue(function, root.results[0])
-    vector = next(v for v in (4, 2, 1) if channels % v == 0)
     weights = {weight, *epilogue.channel}
     count = len(function.regions[0].blocks[0].arguments)
+    vector = match.vector_width(function, channels, set(range(count + 1)) - weights)
     parameters = [
         Parameter(WEIGHT, alignment_bytes=_VECTOR_BYTES)
         if number in weights

@@ -79,12 +79,18 @@ class Level:
 
 @dataclass(frozen=True)
 class DetectShape:
-    """Levels in the order of the operands: all box maps, then all class maps."""
+    """Levels in the order of the operands: all box maps, then all class maps.
+
+    vector, box_vector, row_vector: elements of one access to logits, boxes and the result.
+    """
 
     batch: int
     classes: int
     max_det: int
     levels: tuple[Level, ...]
+    vector: int
+    box_vector: int
+    row_vector: int
 
     @property
     def anchors(self) -> int:
@@ -95,11 +101,6 @@ class DetectShape:
     def candidates(self) -> int:
         """Logits of the anchors that stage one chooses."""
         return self.max_det * self.classes
-
-    @property
-    def vector(self) -> int:
-        """Logits of one access."""
-        return 4 if self.classes % 4 == 0 else 1
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,16 @@ def parse(function: ir.Operation) -> DetectShape:
         first = levels[-1].first + levels[-1].anchors if levels else 0
         levels.append(Level(height, width, stride, first))
     batch, _, _, classes = match.shape(arguments[-1])
-    return DetectShape(batch, classes, yolo.integer(function, "yolo.max_det"), tuple(levels))
+    count = len(levels)
+    return DetectShape(
+        batch,
+        classes,
+        yolo.integer(function, "yolo.max_det"),
+        tuple(levels),
+        vector=match.vector_width(function, classes, range(count, 2 * count)),
+        box_vector=match.vector_width(function, 4, range(count)),
+        row_vector=match.vector_width(function, _COLUMNS, [2 * count]),
+    )
 
 
 # ---- the kernel ---------------------------------------------------------------------------------
@@ -221,9 +231,9 @@ def build(
             hint="compile with a smaller max_det",
         )
     levels = len(shape.levels)
-    boxes = [Parameter(ACTIVATION, alignment_bytes=16)] * levels
+    boxes = [Parameter(ACTIVATION, alignment_bytes=4 * shape.box_vector)] * levels
     logits = [Parameter(ACTIVATION, alignment_bytes=4 * shape.vector)] * levels
-    result = Parameter(ACTIVATION, alignment_bytes=8)
+    result = Parameter(ACTIVATION, alignment_bytes=4 * shape.row_vector)
     scratch = Parameter(SCRATCH, "int32", alignment_bytes=16)
     kernel = KernelBuilder(
         name,
@@ -441,7 +451,9 @@ class _Body:
         shape = self.shape
         anchor = Int(self.ordered.load(index // shape.classes))
         below = self.level_of(anchor)
-        sides = self.read(self.boxes, anchor, Int.of(0), 4)
+        step = shape.box_vector
+        parts = [self.read(self.boxes, anchor, Int.of(i), step) for i in range(0, 4, step)]
+        sides = [side for part in parts for side in part]
         local = anchor - self.by_level(below, [level.first for level in shape.levels])
         width = self.by_level(below, [level.width for level in shape.levels])
         stride = _real(self.by_level(below, [level.stride for level in shape.levels]))
@@ -451,8 +463,8 @@ class _Body:
         row = [arith.mulf(corner, stride) for corner in corners]
         row += [sigmoid(value_of(key)), _real(index % shape.classes)]
         base = (self.image * shape.max_det + rank) * self.result.pitch_or_fail()
-        for column in range(0, _COLUMNS, 2):
-            self.result.buffer.store_vector(base + column, row[column : column + 2])
+        for column in range(0, _COLUMNS, shape.row_vector):
+            self.result.buffer.store_vector(base + column, row[column : column + shape.row_vector])
 
 
 def _load(buffer: Buffer, offset: Int, width: int) -> Value:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
-
-from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
 from yolomlir.diagnostics import UnsupportedError
+from yolomlir.dialects import yolo
 
 Padding = tuple[int, int, int, int]
 """Top, left, bottom, right."""
@@ -85,6 +84,19 @@ def pair(op: ir.Operation, name: str) -> tuple[int, int]:
     """A `dense<…> : tensor<2xi64>` attribute of a linalg op, such as `strides`."""
     first, second = (int(v) for v in ir.DenseIntElementsAttr(op.attributes[name]))
     return first, second
+
+
+def vector_width(function: ir.Operation, channels: int, numbers: Iterable[int]) -> int:
+    """float32 elements (4, 2, 1) that one access may have of rows of `channels` of all of these
+    arguments (the result comes after the last).
+
+    `yolo.alignments` of the function states rows that are less aligned than their channels say.
+    """
+    stated: list[int] = []
+    if "yolo.alignments" in function.attributes:
+        stated = [int(v) for v in ir.DenseI64ArrayAttr(function.attributes["yolo.alignments"])]
+    known = [stated[n] for n in numbers if n < len(stated) and stated[n]]
+    return next(v for v in (4, 2, 1) if channels % v == 0 and 4 * v <= min([16, *known]))
 
 
 def constant_float(value: ir.Value) -> float | None:

@@ -56,7 +56,10 @@ class Window:
 
 @dataclass(frozen=True)
 class MaxPool:
-    """The shapes of a dispatch: an input [N, H, W, C], an output of len(windows) * C channels."""
+    """The shapes of a dispatch: an input [N, H, W, C], an output of len(windows) * C channels.
+
+    vector: channels of one access (4, 2, 1).
+    """
 
     batch: int
     height: int
@@ -66,11 +69,7 @@ class MaxPool:
     out_width: int
     strides: tuple[int, int]
     windows: tuple[Window, ...]
-
-    @property
-    def vector(self) -> int:
-        """Channels of one access: 4 where every group of channels is a multiple of 4."""
-        return 4 if self.channels % 4 == 0 else 1
+    vector: int
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,10 @@ def parse(function: ir.Operation) -> MaxPool:
     batch, height, width, channels = match.shape(function.regions[0].blocks[0].arguments[0])
     _, out_height, out_width = sizes.pop()
     windows = tuple(_window(chain) for chain in chains)
-    return MaxPool(batch, height, width, channels, out_height, out_width, strides.pop(), windows)
+    return MaxPool(
+        batch, height, width, channels, out_height, out_width, strides.pop(), windows,
+        match.vector_width(function, channels, (0, 1)),
+    )  # fmt: skip
 
 
 def _chain(value: ir.Value) -> list[ir.Operation]:
@@ -211,6 +213,11 @@ def build(
             f"{target.shared_memory_bytes}",
             where=name,
         )
+    if tile.channels % pool.vector:
+        raise UnsupportedError(
+            f"{tile} for accesses of {pool.vector} channels", where=name,
+            hint=f"take a multiple of {pool.vector} channels",
+        )  # fmt: skip
     alignment = 4 * pool.vector
     parameters = [Parameter(ACTIVATION, alignment_bytes=alignment)] * 2
     kernel = KernelBuilder(
