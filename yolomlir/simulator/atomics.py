@@ -58,7 +58,7 @@ def atomic_update(
     """Apply `update(old, value)` in memory; returns each lane's old value."""
     element = reference.element
     size = element.size_bytes
-    where = np.array(np.broadcast_to(address, (lanes.count,)))
+    where = np.array(lanes.broadcast(address))
     active = checked_addresses(lanes, reference, where, size, size, site)
     machine = lanes.machine
     if reference.space == "shared":
@@ -73,7 +73,7 @@ def atomic_update(
     view = lanes.memory(reference.space).view(element.register)
     old = np.zeros(lanes.count, element.register)
     numbers = np.flatnonzero(np.ones(lanes.count, bool) if lanes.mask is None else lanes.mask)
-    values = np.broadcast_to(value, (lanes.count,))
+    values = lanes.broadcast(value)
     for lane in machine.random.permutation(numbers):
         index = where[lane] // size
         old[lane] = view[index]

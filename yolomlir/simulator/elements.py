@@ -162,7 +162,10 @@ def lanes_first(values: list[Value], lanes: int) -> Array:
     """Scalars stacked along a new last axis: (lanes, len(values)), or (1, …) when all uniform."""
     if all(is_uniform(v) for v in values):
         return np.stack([np.asarray(v) for v in values])[None]
-    return np.stack([np.broadcast_to(v, (lanes,)) for v in values], 1)
+    out = np.empty((lanes, len(values)), np.asarray(values[0]).dtype)
+    for i, value in enumerate(values):
+        out[:, i] = value
+    return out
 
 
 def scalar_of(array: Array) -> Value:

@@ -58,10 +58,18 @@ class Site:
         """The error to raise for a fault of this op."""
         return SimulationError(self.location, kind, message, op=self.text())
 
+    @property
+    def label(self) -> str:
+        """The op's number and name."""
+        return f"operation {self.index} '{self.name}'"
+
     def text(self) -> str:
-        """The op as printed, or its name where it has regions; short enough for a message."""
+        """The op as printed, cut for a message; its label where it has regions.
+
+        Printing an op numbers its whole function: for faults, not for statistics.
+        """
         if len(list(self.op.regions)):
-            return f"operation {self.index} '{self.name}'"
+            return self.label
         printed = " ".join(str(self.op).split())
         if len(printed) > _TEXT_LIMIT:
             printed = printed[:_TEXT_LIMIT] + "…"

@@ -75,7 +75,9 @@ class Lanes:
 
     def broadcast(self, value: Value) -> Array:
         """A scalar register as one value a lane."""
-        return np.broadcast_to(value, (self.count,))
+        if isinstance(value, np.ndarray) and value.ndim == 1:
+            return value
+        return np.full(self.count, value)
 
     def spread(self, items: Array) -> Array:
         """(active lanes, k) to (lanes, k), zeros in the inactive ones."""

@@ -28,7 +28,7 @@ def load_matrices(
     """
     lanes.whole_warps(site)
     active = lanes.mask is None or lanes.mask[::WARP]
-    address = np.broadcast_to(address, (lanes.count,)).reshape(-1, WARP)
+    address = lanes.broadcast(address).reshape(-1, WARP)
     used = address[:, : 8 * count]
     used = used if active is True else used[active]
     rows = np.ascontiguousarray(used).reshape(-1)

@@ -40,7 +40,7 @@ def copy_asynchronously(
     """Issue `cp.async` of `size` bytes a lane, of which `source_bytes` are read, zeros behind."""
     if target.space != "shared" or source.space != "global":
         raise site.fault("out-of-bounds", f"copies from {source.space} to {target.space} memory")
-    target_address = np.array(np.broadcast_to(target_address, (lanes.count,)))
+    target_address = np.array(lanes.broadcast(target_address))
     where = checked_addresses(lanes, target, target_address, size, size, site)
     numbers = np.flatnonzero(lanes.mask) if lanes.mask is not None else np.arange(lanes.count)
     data = np.zeros((len(numbers), size), np.uint8)
@@ -65,10 +65,10 @@ def _read_source(
 ) -> None:
     """Fill `data` (active lanes, size) with the bytes that are read; lanes of 0 read nothing."""
     outer = lanes.mask
-    amounts = np.broadcast_to(source_bytes, (lanes.count,))[numbers]
+    amounts = lanes.broadcast(source_bytes)[numbers]
     if amounts.min() < 0 or amounts.max() > size:
         raise site.fault("out-of-bounds", f"reads {int(amounts.max())} bytes for a copy of {size}")
-    every = np.array(np.broadcast_to(address, (lanes.count,)))
+    every = np.array(lanes.broadcast(address))
     for amount in np.unique(amounts):
         if amount == 0:
             continue

@@ -17,6 +17,7 @@ from yolomlir.simulator.elements import (
     Array,
     Value,
     is_uniform,
+    lanes_first,
     round_tf32,
     truncate_tf32,
 )
@@ -94,16 +95,18 @@ def _scalar_register(op: Any, scope: Scope) -> Step:
 # ---- tensor cores -------------------------------------------------------------------------------
 
 
-def _packed(value: Value, kind: str, lanes: Lanes) -> Array:
-    """One register of A or B as its elements: (lanes, elements)."""
+def _packed(values: list[Value], kind: str, lanes: Lanes) -> Array:
+    """The registers of A or B as elements: (lanes, registers, elements a register)."""
     if kind == "f16":
-        return np.broadcast_to(value, (lanes.count, 2))
-    word = np.ascontiguousarray(np.broadcast_to(value, (lanes.count,)))[:, None]
+        return np.stack([np.broadcast_to(v, (lanes.count, 2)) for v in values], 1)
+    words = np.empty((lanes.count, len(values)), np.int32)
+    for i, value in enumerate(values):
+        words[:, i] = value
     if kind == "tf32":
-        return np.asarray(truncate_tf32(word.view(np.float32)))
-    if kind == "bf16":
-        return ELEMENTS["bf16"].from_memory(word.view(np.uint16))
-    return np.asarray(word.view(np.int8 if kind == "s8" else np.uint8))
+        return np.asarray(truncate_tf32(words.view(np.float32))[:, :, None])
+    parts = words.view({"bf16": np.uint16, "s8": np.int8, "u8": np.uint8}[kind])
+    parts = parts.reshape(lanes.count, len(values), -1)
+    return ELEMENTS["bf16"].from_memory(parts) if kind == "bf16" else parts
 
 
 _MMA_KINDS = ("tf32", "f16", "bf16", "s8", "u8")
@@ -128,10 +131,13 @@ def _mma(op: Any, scope: Scope) -> Step:
     def step(lanes: Lanes) -> None:
         lanes.whole_warps(site)
         registers = lanes.registers
-        left = np.stack([_packed(registers[s], kind, lanes) for s in a], 1)
-        right = np.stack([_packed(registers[s], kind, lanes) for s in b], 1)
-        shape_c = (lanes.count, 2) if halves else (lanes.count,)
-        base = np.stack([np.broadcast_to(registers[s], shape_c) for s in c], 1)
+        left = _packed([registers[s] for s in a], kind, lanes)
+        right = _packed([registers[s] for s in b], kind, lanes)
+        if halves:
+            base = np.stack([np.broadcast_to(registers[s], (lanes.count, 2)) for s in c], 1)
+        else:
+            base = lanes_first([registers[s] for s in c], lanes.count)
+            base = np.broadcast_to(base, (lanes.count, 4))
         product = multiply(left, right, base.reshape(lanes.count, 4))
         if halves:
             registers[result] = (product[:, :2], product[:, 2:])
@@ -304,7 +310,7 @@ def check_members(lanes: Lanes, member: Value, site: Any) -> None:
     """Every lane that a member mask names is active (or the warp waits for ever)."""
     if lanes.mask is None:
         return
-    bits = np.broadcast_to(member, (lanes.count,)).astype(np.int64)
+    bits = lanes.broadcast(member).astype(np.int64)
     named = (bits >> (lanes.thread_ids % WARP)) & 1 == 1
     active = np.repeat(lanes.mask.reshape(-1, WARP).any(1), WARP)
     missing = named & active & lanes.exists & ~lanes.mask

@@ -119,7 +119,7 @@ def _match(op: Any, scope: Scope) -> Step:
 
     def step(lanes: Lanes) -> None:
         check_members(lanes, lanes.registers[member], site)
-        values = np.broadcast_to(lanes.registers[value], (lanes.count,)).reshape(-1, WARP)
+        values = lanes.broadcast(lanes.registers[value]).reshape(-1, WARP)
         equal = values[:, :, None] == values[:, None, :]
         if lanes.mask is not None:
             equal = equal & lanes.mask.reshape(-1, 1, WARP)

@@ -230,7 +230,7 @@ def _finish(
     blocks: int,
 ) -> None:
     report.blocks = blocks
-    report.split_vectors = [f"{s.location}: {s.text()}" for s in program.split_vectors]
+    report.split_vectors = [f"{s.location}: {s.label}" for s in program.split_vectors]
     for code in program.blocks:
         for name in code.names:
             report.operations[name] = report.operations.get(name, 0) + code.visits
@@ -238,7 +238,7 @@ def _finish(
     for index, (requests, wavefronts, ideal, ways) in sorted(banks.totals.items()):
         site = program.sites[index]
         report.shared_accesses.append(
-            BankStatistics(site.location, site.text(), requests, wavefronts, ideal, ways)
+            BankStatistics(site.location, site.label, requests, wavefronts, ideal, ways)
         )
     conflicts = [b for b in report.shared_accesses if b.excess > 0]
     report.bank_conflicts = sorted(conflicts, key=lambda b: -b.excess)

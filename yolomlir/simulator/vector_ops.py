@@ -95,7 +95,7 @@ def _masked_elements(lanes: Lanes, mask: Array, count: int, action: Callable[[in
     """`action(k)` on the lanes whose mask has element k set."""
     outer = lanes.mask
     for k in range(count):
-        wanted = np.broadcast_to(mask[:, k], (lanes.count,))
+        wanted = lanes.broadcast(mask[:, k])
         wanted = wanted if outer is None else wanted & outer
         if wanted.any():
             lanes.set_mask(wanted)
@@ -192,7 +192,7 @@ def _wanted(
     size = reference.sizes[-1]
     if size is None:
         return np.ones((lanes.count, count), np.bool_)
-    last = np.broadcast_to(where[-1], (lanes.count,))
+    last = lanes.broadcast(where[-1])
     return np.asarray(last[:, None] + np.arange(count) < size)
 
 

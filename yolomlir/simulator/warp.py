@@ -47,12 +47,12 @@ def shuffle(
     lane = lanes.thread_ids % WARP
     source, valid = pick(lane, np.asarray(offset, np.int64), np.asarray(width, np.int64))
     source = np.where(valid, source, lane)
-    values = np.broadcast_to(value, (lanes.count,)).reshape(-1, WARP)
-    index = np.broadcast_to(source, (lanes.count,)).reshape(-1, WARP)
+    values = lanes.broadcast(value).reshape(-1, WARP)
+    index = lanes.broadcast(source).reshape(-1, WARP)
     if lanes.mask is not None:
         _check_sources(lanes, index, site)
     taken = np.take_along_axis(values, index, 1).reshape(-1)
-    return taken, np.broadcast_to(valid, (lanes.count,))
+    return taken, lanes.broadcast(valid)
 
 
 def _check_sources(lanes: Lanes, index: Array, site: Site) -> None:
@@ -72,7 +72,7 @@ def combine_in_warps(
     lanes: Lanes, value: Value, combine: Callable[[Value, Value], Value], size: int, stride: int
 ) -> Array:
     """A butterfly reduction over groups of `size` lanes, `stride` apart; all lanes get it."""
-    total = np.array(np.broadcast_to(value, (lanes.count,)))
+    total = np.array(lanes.broadcast(value))
     lane = np.arange(lanes.count)
     step = stride
     while step < size * stride:
@@ -83,7 +83,7 @@ def combine_in_warps(
 
 def ballot(lanes: Lanes, predicate: Value) -> Array:
     """A bit a lane of the warp whose predicate holds (inactive lanes: 0), as uint32 a lane."""
-    votes = np.broadcast_to(predicate, (lanes.count,))
+    votes = lanes.broadcast(predicate)
     votes = votes if lanes.mask is None else votes & lanes.mask
     weights = np.left_shift(np.uint64(1), np.arange(WARP, dtype=np.uint64))
     words = (votes.reshape(-1, WARP) * weights).sum(1).astype(np.uint32)
