@@ -14,7 +14,8 @@ from yolomlir.passes.base import Pass, PassContext
 from yolomlir.passes.outlining import ENTRY, FAMILY, functions, operations, producer
 
 from yolomlir.bindings import ir
-from yolomlir.diagnostics import UserError
+from yolomlir.diagnostics import UnsupportedError, UserError
+from yolomlir.remarks import remark
 from yolomlir.target import Target
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class AssignTiles(Pass):
 
     Options:
         override: replace the tiles that are there already.
-        table: a JSON file of {function's name: {key: integer}}, asked before the rule.
+        table: a JSON file of {function's name: {key: integer or boolean}}, asked before the rule.
 
     Before:
         func.func private @conv2d_1x1s1_8x4x4_8(…) attributes {yolo.family = "conv2d"}
@@ -98,7 +99,11 @@ def _by_rule(function: ir.Operation, target: Target, precision: str) -> ir.Attri
         return None
     from yolomlir.codegen.gpu.conv2d_tile import default_tile
 
-    return default_tile(conv_shape(function), target, precision).to_attribute()
+    try:
+        return default_tile(conv_shape(function), target, precision).to_attribute()
+    except UnsupportedError as error:
+        remark(function.location, f"no tile: {error.message}")
+        return None
 
 
 def conv_shape(function: ir.Operation) -> ConvShape:
@@ -132,12 +137,19 @@ def _sources(value: ir.Value) -> list[ir.Value]:
     return [source for operand in op.operands for source in _sources(operand)]
 
 
-def _attribute(tile: Mapping[str, int]) -> ir.Attribute:
+def _attribute(tile: Mapping[str, int | bool]) -> ir.Attribute:
     wide = ir.IntegerType.get_signless(64)
-    return ir.DictAttr.get({key: ir.IntegerAttr.get(wide, value) for key, value in tile.items()})
+    return ir.DictAttr.get(
+        {
+            key: ir.BoolAttr.get(value)
+            if isinstance(value, bool)
+            else ir.IntegerAttr.get(wide, value)
+            for key, value in tile.items()
+        }
+    )
 
 
-def _read_table(path: str) -> dict[str, dict[str, int]]:
+def _read_table(path: str) -> dict[str, dict[str, int | bool]]:
     try:
         table: Any = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -146,12 +158,12 @@ def _read_table(path: str) -> dict[str, dict[str, int]]:
         raise UserError(f"the tile table is not JSON: {error}", where=path) from error
     if not isinstance(table, dict) or not all(_is_tile(tile) for tile in table.values()):
         raise UserError(
-            "the tile table is not {function: {key: integer}}",
+            "the tile table is not {function: {key: integer or boolean}}",
             where=path,
-            hint='such as {"conv2d_1x1s1_64x20x20_64_silu": {"m": 64}}',
+            hint='such as {"conv2d_1x1s1_64x20x20_64_silu": {"block_m": 64}}',
         )
     return table
 
 
 def _is_tile(tile: object) -> bool:
-    return isinstance(tile, dict) and all(type(value) is int for value in tile.values())
+    return isinstance(tile, dict) and all(isinstance(value, int) for value in tile.values())

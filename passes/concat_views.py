@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,8 +25,8 @@ from yolomlir.passes.placement import Placement
 
 from yolomlir.bindings import ir
 from yolomlir.diagnostics import UserError
+from yolomlir.remarks import remark
 
-LOGGER = logging.getLogger(__name__)
 _READS = ("yolo.concat", "yolo.upsample")
 """Ops that a convolution can read through."""
 
@@ -209,7 +208,7 @@ class _Rewriter:
         for op in sorted(concats, key=lambda c: through[c.results[0]]):
             reason = placement.try_views([op], alignment if through[op.results[0]] else 1)
             if reason is not None:
-                LOGGER.debug("%s: no view: %s", yolo.layer_of(op.location), reason)
+                remark(op.location, f"concat is no view: {reason}")
         return placement.views
 
     def read_through(self, views: set[ir.Value]) -> None:

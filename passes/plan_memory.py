@@ -90,9 +90,8 @@ class PlanMemory(Pass):
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Set `yolo.views` on every dispatch and on `@main`, and `yolo.arena_bytes`."""
         if self.reuse not in REUSE:
-            raise UserError(
-                f"'{self.name}': reuse is '{self.reuse}'; expected {' or '.join(REUSE)}"
-            )
+            known = ", ".join(REUSE)
+            raise UserError(f"'{self.name}': reuse is '{self.reuse}'; expected {known}")
         if self.alignment < 16 or self.alignment & (self.alignment - 1):
             raise UserError(
                 f"'{self.name}': alignment is {self.alignment}; expected a power of 2 from 16 on"

@@ -1,5 +1,5 @@
 // RUN: yolomlir-opt %s --target sm_90 --yolo-assign-tiles | FileCheck %s
-// RUN: echo '{"ruled": {"block_m": 16, "block_n": 8, "block_k": 8}}' > %t.json
+// RUN: echo '{"ruled": {"block_m": 16, "block_n": 8, "block_k": 8, "unroll": true}}' > %t.json
 // RUN: yolomlir-opt %s --target sm_90 --pass-pipeline='builtin.module(yolo-assign-tiles{override=true table=%t.json})' --statistics 2>%t.err | FileCheck %s --check-prefix=TABLE
 // RUN: FileCheck %s --check-prefix=STATS --input-file=%t.err
 // RUN: echo '[]' > %t.bad
@@ -15,15 +15,15 @@
 // TABLE: func.func private @kept
 // TABLE-SAME: yolo.tile = {block_k = {{[0-9]+}} : i64
 // TABLE: func.func private @ruled
-// TABLE-SAME: yolo.tile = {block_k = 8 : i64, block_m = 16 : i64, block_n = 8 : i64}
+// TABLE-SAME: yolo.tile = {block_k = 8 : i64, block_m = 16 : i64, block_n = 8 : i64, unroll = true}
 
 // STATS-DAG: 1 from_rule
 // STATS-DAG: 1 from_table
 
-// BAD: the tile table is not {function: {key: integer}}
+// BAD: the tile table is not {function: {key: integer or boolean}}
 // NONE: cannot read the tile table
-!t = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
-!w = tensor<8x8x1x1xf32, #yolo.layout<"ohwi">>
+!t = tensor<1x64x8x8xf32, #yolo.layout<"nhwc">>
+!w = tensor<64x64x1x1xf32, #yolo.layout<"ohwi">>
 func.func @main(%x: !t) -> !t {
   %w = "yolo.weight"() {name = "w"} : () -> !w
   %0 = func.call @kept(%x, %w) {yolo.dispatch} : (!t, !w) -> !t

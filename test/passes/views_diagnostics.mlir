@@ -24,3 +24,13 @@ func.func private @f(%x: tensor<1x8x4x4xf32>) -> tensor<1x8x4x4xf32>
   %0 = "yolo.silu"(%x) : (tensor<1x8x4x4xf32>) -> tensor<1x8x4x4xf32>
   return %0 : tensor<1x8x4x4xf32>
 }
+
+// -----
+
+!t = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+!c = tensor<1x16x4x4xf32, #yolo.layout<"nhwc">>
+func.func @main(%x: !t) -> !c {
+  // expected-remark @+1 {{concat is no view: an argument of @main keeps its own buffer}}
+  %c = "yolo.concat"(%x, %x) : (!t, !t) -> !c
+  return %c : !c
+}

@@ -30,7 +30,7 @@ OWN = (
 )
 PLANS = ("yolo-plan-memory", "yolo-plan-memory{reuse=concurrent}")
 quick = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 
 
@@ -110,7 +110,7 @@ def test_pipelines_step_by_step(kind: str, recipe: Recipe) -> None:
 
 @pytest.mark.parametrize("name", [n for n in REGISTRY if n != "yolo-lower-to-linalg"])
 @given(recipe=recipes(max_moves=6))
-@settings(quick, max_examples=10)
+@settings(quick, max_examples=4)
 def test_every_pass_alone(name: str, recipe: Recipe) -> None:
     """On the graph as it is, or as the passes that it needs leave it."""
     needs = {"yolo-concat-views": OWN[1:3], "yolo-plan-memory": OWN[1:]}
