@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from yolomlir.passes.registry import REGISTRY
 
 from yolomlir.diagnostics import UserError
-from yolomlir.instrumentation import configuration_of
 from yolomlir.pipeline import PIPELINES, Pipeline
+from yolomlir.reproducer import configuration_of
 from yolomlir.target import TARGETS
 
 

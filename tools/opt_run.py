@@ -25,13 +25,13 @@ from yolomlir.diagnostics import InternalError, UserError, YolomlirError
 from yolomlir.frontend.weights import AbstractWeights, Array, WeightStore
 from yolomlir.instrumentation import (
     IRPrinting,
-    Reproducer,
     Timing,
     TreeDump,
     statistics_report,
 )
 from yolomlir.pipeline import PIPELINES, Pipeline, first_error
 from yolomlir.remarks import LOGGER as REMARKS
+from yolomlir.reproducer import EagerReproducer, save_weights
 from yolomlir.target import target_named
 
 
@@ -154,8 +154,7 @@ class Session:
             pipeline.instrumentations.append(TreeDump(folder, self._text))
         if options.mlir_pass_pipeline_crash_reproducer:
             path = Path(options.mlir_pass_pipeline_crash_reproducer)
-            flags = [f"--target={options.target}"]
-            pipeline.instrumentations.append(Reproducer(path, _with_locations, save_weights, flags))
+            pipeline.instrumentations.append(EagerReproducer(path))
         pipeline.instrumentations.append(self._timing)
         return pipeline
 
@@ -293,17 +292,6 @@ def random_weights(module: ir.Module, seed: int) -> WeightStore:
 def _is_variance(op: ir.Operation) -> bool:
     uses = op.results[0].uses
     return any(use.owner.name == "yolo.batch_norm" and use.operand_number == 4 for use in uses)
-
-
-def save_weights(path: Path, store: WeightStore, module: ir.Module) -> None:
-    """Write the tensors that the module uses. Raises UserError where the store has no data."""
-    from safetensors.numpy import save_file
-
-    names = [yolo.string(op, "name") for op in yolo.ops_in(module, "yolo.weight")]
-    missing = [name for name in names if name not in store]
-    if missing:
-        raise UserError(f"there is no data for weight '{missing[0]}'", hint="give --weights")
-    save_file({name: store[name] for name in names}, str(path))
 
 
 # ---- lists --------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""What can watch a pipeline run: IR printing, numbered dumps, timing, crash reproducers."""
+"""What can watch a pipeline run: IR printing, numbered dumps, timing, statistics."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 import tempfile
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from yolomlir.bindings import ir, passmanager
-from yolomlir.frontend.weights import AbstractWeights, WeightStore
 
 if TYPE_CHECKING:
     from yolomlir.passes.base import PassContext
@@ -168,53 +166,6 @@ class Timing(Instrumentation):
             share = 100.0 * seconds / total if total else 100.0
             lines.append(f"  {seconds:8.4f} ({share:5.1f}%)  {name}")
         return "\n".join(lines) + "\n"
-
-
-class Reproducer(Instrumentation):
-    """Keep a runnable file of the pass in progress: the IR before it, and how to run it again.
-
-    The file, and the weights beside it where there are any, are written before each pass, so that
-    they survive an abort of the process, and removed once the pass has succeeded.
-
-    Args:
-        save: writes the weights that a module uses.
-        flags: further command-line flags (the target).
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        printer: Printer,
-        save: Callable[[Path, WeightStore, ir.Module], None],
-        flags: Sequence[str] = (),
-    ) -> None:
-        self._path, self._printer, self._save, self._flags = path, printer, save, list(flags)
-        self._weights = path.with_name(f"{path.name}.safetensors")
-
-    def before(
-        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
-    ) -> None:
-        """Write the file."""
-        flags = [f"--pass-pipeline=builtin.module({steps[index].element})", *self._flags]
-        if not isinstance(context.weights, AbstractWeights):
-            self._save(self._weights, context.weights, module)
-            flags.append(f"--weights={self._weights}")
-        header = "// configuration: " + " ".join(shlex.quote(flag) for flag in flags)
-        run = "// run again with: yolomlir-opt --run-reproducer THIS_FILE"
-        self._path.write_text(f"{header}\n{run}\n{self._printer(module).rstrip()}\n")
-
-    def after(
-        self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
-    ) -> None:
-        """Remove the file."""
-        self._path.unlink(missing_ok=True)
-        self._weights.unlink(missing_ok=True)
-
-
-def configuration_of(text: str) -> list[str] | None:
-    """The flags in a reproducer's `// configuration:` line; None where it has none."""
-    match = re.search(r"^// configuration: (.*)$", text, re.MULTILINE)
-    return None if match is None else shlex.split(match[1])
 
 
 def _title(text: str) -> list[str]:

@@ -19,6 +19,7 @@ from yolomlir.dialects import yolo
 from yolomlir.instrumentation import Instrumentation, run_counting
 from yolomlir.passes.base import Pass, PassContext, parse_pass
 from yolomlir.passes.registry import REGISTRY
+from yolomlir.reproducer import LateReproducer
 from yolomlir.target import Target
 
 LOGGER = logging.getLogger(__name__)
@@ -265,8 +266,17 @@ def pipeline_for(target_kind: str, level: int = 2) -> str:
 
 
 def optimize(module: ir.Module, context: PassContext, target: Target, level: int = 2) -> None:
-    """Run the graph pipeline of `target` on `module` in place; the store is rewritten with it."""
+    """Run the graph pipeline of `target` on `module` in place; the store is rewritten with it.
+
+    Raises InternalError with the path of a reproducer where a pass fails.
+    """
     context.target = target
     with module.context:
         pipeline = Pipeline.parse(pipeline_for(target.kind, level))
-    pipeline.run(module, context)
+    reproducer = LateReproducer()
+    pipeline.instrumentations.append(reproducer)
+    try:
+        pipeline.run(module, context)
+    except InternalError as error:
+        hint = f"a bug of yolomlir; reproducer: {reproducer.path}"
+        raise InternalError(error.message, where=error.where, hint=hint) from error

@@ -313,7 +313,7 @@ def test_a_failing_pass_is_named_and_can_be_reproduced(
     if name == "yolo-leave-invalid":
         assert "model.1.act" in err
     text = file.read_text()
-    assert text.startswith(f"// configuration: '--pass-pipeline=builtin.module({name})'")
+    assert text.startswith(f"// configuration: '--pass-pipeline=builtin.module({name})' --target=")
     assert text.count("yolo.silu") == 2, "the IR is the one before the failing pass"
     code, _, again = opt(text, "--run-reproducer")
     assert code == 1

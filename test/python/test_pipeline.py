@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,8 @@ from yolomlir.dialects import yolo
 from yolomlir.dialects.layout import Layout
 from yolomlir.dialects.layout_rules import RULES
 from yolomlir.passes.base import PassContext, parse_pass
+from yolomlir.passes.cse import Cse
+from yolomlir.tools.opt import main as opt_main
 from yolomlir.tools.pass_reference import describe, own_passes
 
 from yolomlir.bindings import ir
@@ -25,6 +30,7 @@ from yolomlir.frontend.weights import AbstractWeights, WeightStore
 from yolomlir.frontend.yolo26 import ImportedModel, import_model
 from yolomlir.interpreter import interpret
 from yolomlir.pipeline import LEVELS, Pipeline, optimize, pipeline_for, split_pipeline
+from yolomlir.reproducer import configuration_of
 from yolomlir.target import target_named
 
 KINDS = {"cpu": "cpu", "gpu": "sm_90"}
@@ -155,6 +161,29 @@ def test_passes_leave_a_shared_store_usable_for_another_target() -> None:
         for module, name in ((model.module, "cpu"), (other, "sm_90")):
             optimize(module, PassContext(weights=model.weights), target_named(name), level=0)
         assert original <= set(model.weights)
+
+
+def test_a_failure_in_the_product_leaves_a_reproducer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Cse, module: ir.Module, context: PassContext) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(Cse, "run", fail)
+    with yolo.new_context():
+        model = import_zeros("n")
+        context = PassContext(weights=model.weights)
+        with pytest.raises(InternalError) as caught:
+            optimize(model.module, context, target_named("sm_90"))
+    match = re.search(r"pass 'yolo-cse' failed: .*reproducer: (.*)\)$", str(caught.value))
+    assert match, caught.value
+    file = Path(match[1])
+    try:
+        flags = configuration_of(file.read_text())
+        assert flags is not None
+        assert flags[:2] == ["--pass-pipeline=builtin.module(yolo-cse)", "--target=sm_90"]
+        monkeypatch.undo()
+        assert opt_main([str(file), "--run-reproducer", "--no-output"]) == 0
+    finally:
+        shutil.rmtree(file.parent)
 
 
 # ---- random graphs ------------------------------------------------------------------------------
