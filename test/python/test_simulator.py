@@ -45,7 +45,7 @@ def test_scalars_come_after_their_pointers():
 
 
 def test_views_of_one_array_keep_their_places():
-    """Two channel slices of one buffer: they interleave, and neither ends where the other starts."""
+    """Two channel slices of one buffer interleave."""
     arena = np.zeros(256, np.float32)
     body = """
         %i = arith.muli %tid, %c4 : index

@@ -104,8 +104,8 @@ def _packed(values: list[Value], kind: str, lanes: Lanes) -> Array:
         words[:, i] = value
     if kind == "tf32":
         return np.asarray(truncate_tf32(words.view(np.float32))[:, :, None])
-    parts = words.view({"bf16": np.uint16, "s8": np.int8, "u8": np.uint8}[kind])
-    parts = parts.reshape(lanes.count, len(values), -1)
+    narrow = words.view({"bf16": np.uint16, "s8": np.int8, "u8": np.uint8}[kind])
+    parts = narrow.reshape(lanes.count, len(values), -1)
     return ELEMENTS["bf16"].from_memory(parts) if kind == "bf16" else parts
 
 
