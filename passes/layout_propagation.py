@@ -19,6 +19,8 @@ from yolomlir.diagnostics import UserError
 from yolomlir.frontend.weights import Array
 
 _DIRECTIONS = ("forward", "backward", "both")
+_SWEEPS = 16
+"""Backward, at most: each sweep moves conversions past at least one op; a network needs three."""
 _WEIGHT_LAYOUTS = {"ohwi": Layout.OHWI, "hwio": Layout.HWIO, "logical": Layout.LOGICAL}
 
 
@@ -214,8 +216,17 @@ class _Rewriter:
         return _everywhere(op.operands, layout), _everywhere(op.results, layout)
 
     def backward(self, block: ir.Block) -> None:
-        """Results to operands. What reads an op's result in its old order gets it converted."""
+        """Results to operands. What reads an op's result in its old order gets it converted.
+
+        Sweeps until nothing moves: what an op above asks for can make a conversion cheaper below.
+        """
         self._relaid.clear()
+        for _ in range(_SWEEPS):
+            if not self._sweep_backward(block):
+                return
+
+    def _sweep_backward(self, block: ir.Block) -> bool:
+        hoisted = False
         for op in reversed([view.operation for view in block.operations]):
             demand = demand_of(op, self._weights)
             if demand.strength is Strength.FIXED:
@@ -228,6 +239,8 @@ class _Rewriter:
                 both = _everywhere(op.operands, layout), _everywhere(op.results, layout)
                 self._retype(op, *both)
                 self._context.count(self._pass, "hoisted")
+                hoisted = True
+        return hoisted
 
     def _retype(
         self,

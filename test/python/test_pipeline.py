@@ -121,6 +121,16 @@ def test_no_conversion_is_left(name: str, kind: str) -> None:
             assert Layout.of(w.type) is (Layout.HWIO if hwio else Layout.OHWI)
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_each_direction_alone_leaves_no_conversion(direction: str) -> None:
+    with yolo.new_context():
+        module = import_zeros("n").module
+        layout = f"yolo-layout-propagation{{direction={direction}}}"
+        passes = f"yolo-canonicalize,yolo-fold-batch-norm,{layout},yolo-transpose-elision"
+        Pipeline.parse(passes).run(module, PassContext())
+        assert count(module)["yolo.convert_layout"] == 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_step_prints_and_parses_to_the_same(kind: str, level: int) -> None:
