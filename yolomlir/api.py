@@ -19,7 +19,7 @@ from yolomlir.fingerprint import compiler_fingerprint, host_fingerprint
 from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
 from yolomlir.results import Detection, Result
 from yolomlir.runtime.artifact import SUFFIX, Artifact, ModelInfo
-from yolomlir.runtime.executor import open_executor
+from yolomlir.runtime.executor import DeviceExecutor, open_executor
 from yolomlir.settings import settings
 from yolomlir.vision.letterbox import Letterbox, letterbox
 from yolomlir.vision.sources import Frame, SourceError, open_sources
@@ -119,6 +119,18 @@ class Model:
                 yield from self._predict_frames(pending, select)
                 pending = []
         yield from self._predict_frames(pending, select)
+
+    def run_device(self, images: Any, *, stream: int | None = None) -> Any:
+        """Raw rows on the GPU of images on the GPU, with no copy either way.
+
+        images: `batch` images [N, H, W, 3] of the model's type, contiguous, with DLPack or
+        `__cuda_array_interface__`. stream: the CUstream to run on, in order; None waits for the
+        result. The result is a DeviceArray, valid until the next inference. Raises UserError for
+        a CPU model or another array.
+        """
+        if not isinstance(self._executor, DeviceExecutor):
+            raise UserError(f"the model runs on {self.target}", hint="compile for a GPU")
+        return self._executor.run_device(images, stream=stream)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact. Raises UserError when the place cannot be written."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -18,6 +18,14 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free everything; a second call does nothing."""
+
+
+@runtime_checkable
+class DeviceExecutor(Executor, Protocol):
+    """An executor that also takes and gives arrays in GPU memory."""
+
+    def run_device(self, image: Any, *, stream: int | None = None) -> Any:
+        """One inference on the caller's stream; the result lies in GPU memory."""
 
 
 def open_executor(program: Program, *, threads: int | None = None) -> Executor:
