@@ -1,4 +1,4 @@
-"""Runs a program on the CPU: object code, an arena, and a team of threads. No MLIR, no numpy inside.
+"""Runs a program on the CPU: object code, an arena, and a team of threads. No MLIR.
 
 Between two inferences the threads sleep; during one they never leave compiled code.
 """
@@ -9,6 +9,7 @@ import ctypes
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,17 @@ from numpy.typing import NDArray
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.runtime.artifact import Program
 from yolomlir.runtime.cpu_driver import (
+    BEGIN_OFFSET,
     COUNTER_STRIDE,
     DRIVER,
+    END_OFFSET,
     ENTRY,
     BarrierRecord,
     StepRecord,
     target_machine,
 )
-from yolomlir.runtime.plan import Plan, View
+from yolomlir.runtime.plan import Plan, Step, View
+from yolomlir.runtime.window import logical_window
 from yolomlir.settings import settings
 
 ALIGNMENT = 64
@@ -66,17 +70,55 @@ class CpuExecutor:
 
         Raises UserError for a missing or unknown input, another shape or another type.
         """
+        with self._lock:
+            self._accept(inputs)
+            self._current_team().run()
+            return {name: view.copy() for name, view in self._memory.outputs.items()}
+
+    def run_timed(self, inputs: dict[str, Array]) -> NDArray[np.int64]:
+        """One inference like `run`; when each step began and ended, [steps, 2], in clock ticks.
+
+        A step begins when its first block is taken and ends when its last thread is done. A tick is
+        the processor's time-stamp counter's; compare it with another clock over several runs.
+        """
+        with self._lock:
+            self._accept(inputs)
+            self._current_team().run()
+            return self._memory.ticks()
+
+    def trace(self, inputs: dict[str, Array]) -> Iterator[tuple[Step, list[Array]]]:
+        """One inference on this thread, step by step: each step with copies of its results.
+
+        Results are in logical order (N, C, H, W). They are read before the next step runs, so that
+        the reuse of their memory does not show.
+        """
+        with self._lock:
+            self._accept(inputs)
+            memory = self._memory
+            memory.reset()
+            for index, step in enumerate(self.plan.steps):
+                begin, end = memory.phases[index], memory.phases[index + 1]
+                self._code.run(
+                    ctypes.addressof(memory.steps) + begin * ctypes.sizeof(StepRecord),
+                    end - begin,
+                    memory.counters.ctypes.data + begin * COUNTER_STRIDE,
+                    memory.barrier,
+                    1,
+                    memory.workspace.ctypes.data,
+                    memory.scratch[0].ctypes.data,
+                )
+                yield step, [logical_window(memory.arena, view).copy() for view in step.results]
+
+    def _accept(self, inputs: dict[str, Array]) -> None:
+        """Check the inputs and put them where the program reads them."""
         arrays = {name: _checked(name, view, inputs) for name, view in self.plan.inputs.items()}
         unknown = sorted(set(inputs) - set(arrays))
         if unknown:
             raise UserError(f"unknown input '{unknown[0]}'", hint=f"inputs: {', '.join(arrays)}")
-        with self._lock:
-            if self._closed:
-                raise UserError("the executor is closed")
-            for name, array in arrays.items():
-                np.copyto(self._memory.inputs[name], array)
-            self._current_team().run()
-            return {name: view.copy() for name, view in self._memory.outputs.items()}
+        if self._closed:
+            raise UserError("the executor is closed")
+        for name, array in arrays.items():
+            np.copyto(self._memory.inputs[name], array)
 
     def close(self) -> None:
         """End the threads and free the memory; a second call does nothing."""
@@ -178,9 +220,11 @@ class _Memory:
             _aligned(max((r["scratch_bytes"] for r in records), default=0)) for _ in range(threads)
         ]
         self._weights = _pack(program.weights)
-        self.inputs = {n: self._view(v, n) for n, v in plan.inputs.items()}
-        self.outputs = {n: self._view(v, n) for n, v in plan.outputs.items()}
+        self.inputs = {n: self._view(v) for n, v in plan.inputs.items()}
+        self.outputs = {n: self._view(v) for n, v in plan.outputs.items()}
         self._tables: list[Any] = []
+        self.phases = [0]
+        """Where each step's records begin in `steps`, and where the last one's end."""
         self.steps = self._steps(plan, code)
         self.counters = _aligned(COUNTER_STRIDE * max(1, len(self.steps)))
         self._barrier = _aligned(ctypes.sizeof(BarrierRecord))
@@ -194,14 +238,20 @@ class _Memory:
         """A new inference: no block is taken yet, nobody waits."""
         ctypes.memset(self.counters.ctypes.data, 0, self.counters.nbytes)
 
-    def _view(self, view: View, name: str) -> Array:
-        """An input or output of the arena as an array."""
-        shape, item = _physical(view), np.dtype(view.dtype).itemsize
-        if len(shape) == 4 and view.pitch != shape[3]:
-            raise InternalError(f"'{name}' is a slice of a wider buffer")
-        size = item * int(np.prod(shape))
-        place = self.arena[view.offset_bytes : view.offset_bytes + size]
-        return place.view(view.dtype).reshape(shape)
+    def ticks(self) -> NDArray[np.int64]:
+        """When each step of the last inference began and ended, [steps, 2]."""
+        lines = self.counters.view(np.int64).reshape(-1, COUNTER_STRIDE // 8)
+        begins = lines[self.phases[:-1], BEGIN_OFFSET // 8]
+        ends = lines[[end - 1 for end in self.phases[1:]], END_OFFSET // 8]
+        return np.stack([begins, ends], axis=1)
+
+    def _view(self, view: View) -> Array:
+        """A place of the arena as an array, in physical order; a slice of a buffer has gaps."""
+        item, shape = np.dtype(view.dtype).itemsize, _physical(view)
+        strides = [item]
+        for size in reversed([*shape[1:-1], view.pitch]):
+            strides.insert(0, strides[0] * size)
+        return np.ndarray(shape, view.dtype, self.arena, view.offset_bytes, tuple(strides))
 
     def _steps(self, plan: Plan, code: _Code) -> Any:
         rows = []
@@ -216,6 +266,7 @@ class _Memory:
             self._tables.append(table)
             for symbol, blocks in code.kernels[step.kernel]["phases"]:
                 rows.append((code.address(symbol), ctypes.addressof(table), blocks))
+            self.phases.append(len(rows))
         return (StepRecord * len(rows))(*rows)
 
     def _address(self, view: View) -> int:
@@ -266,7 +317,7 @@ class _Team:
 
 
 class _Shared:
-    """What a team's threads share; it does not refer to the team, so that a team can be collected."""
+    """What a team's threads share. It does not refer to the team, so a team can be collected."""
 
     def __init__(self, function: Any, memory: _Memory, threads: int) -> None:
         self.memory = memory

@@ -67,9 +67,10 @@ def _pad_before_converting(module: ir.Module) -> None:
 
 
 def _padded_like(pad: ir.Operation, source: ir.Value) -> ir.Value:
-    """`source` padded by zeros as `pad` pads its own source."""
-    shape = ir.RankedTensorType(pad.results[0].type).shape
-    element = ir.RankedTensorType(source.type).element_type
+    """`source` padded by zeros as `pad` pads its own source in height and width."""
+    type_ = ir.RankedTensorType(source.type)
+    shape = [*list(ir.RankedTensorType(pad.results[0].type).shape)[:3], type_.shape[3]]
+    element = type_.element_type
     new = ir.Operation.create(
         "tensor.pad",
         results=[ir.RankedTensorType.get(shape, element)],
@@ -79,7 +80,7 @@ def _padded_like(pad: ir.Operation, source: ir.Value) -> ir.Value:
     )
     index = ir.IndexType.get()
     block = new.regions[0].blocks.append(*[index] * len(shape))
-    zero = arith.constant(element, 0)
+    zero = arith.constant(element, 0 if isinstance(element, ir.IntegerType) else 0.0)
     with ir.InsertionPoint(block):
         tensor.yield_(zero)
     new.move_after(zero.owner)
@@ -93,23 +94,31 @@ def _split_sources(module: ir.Module) -> None:
     accumulator of the one before, with its slice of the weights.
     """
     for concat in list(yolo.ops_in(module, "tensor.concat")):
-        using = users(concat.results[0])
-        if len(using) != 1 or using[0].name not in CONTRACTIONS:
+        pad = _only_user(concat, ("tensor.pad",))
+        conv = _only_user(pad or concat, CONTRACTIONS)
+        if conv is None:
             continue
-        conv = using[0]
         with ir.InsertionPoint(conv), conv.location:
             total, first = conv.operands[2], 0
             for source in list(concat.operands):
                 channels = ir.RankedTensorType(source.type).shape[3]
                 part = conv.clone()
-                part.operands[0] = source
+                part.operands[0] = source if pad is None else _padded_like(pad, source)
                 part.operands[1] = _input_slice(conv.operands[1], first, channels)
                 part.move_before(conv)
                 part.operands[2] = total
                 total, first = part.results[0], first + channels
         conv.results[0].replace_all_uses_with(total)
         conv.erase()
+        if pad is not None:
+            pad.erase()
         concat.erase()
+
+
+def _only_user(op: ir.Operation, names: tuple[str, ...]) -> ir.Operation | None:
+    """The user of an op's result, if there is one only and it has one of these names."""
+    using = users(op.results[0])
+    return using[0] if len(using) == 1 and using[0].name in names else None
 
 
 def _input_slice(weight: ir.Value, first: int, channels: int) -> ir.Value:

@@ -246,6 +246,8 @@ def _add_producers(group: _Group, value: ir.Value) -> None:
     while op is not None and len(users(op.results[0])) == 1:
         if op.name != "tensor.pad" and not _is_elementwise(op):
             return
+        if _upsampling(op) > 1 and group.producers and group.producers[-1].name == "tensor.pad":
+            return  # the padding shifts its tiles off the input's pixels
         group.producers.append(op)
         op = _defining(op.operands[0])
 
@@ -269,6 +271,8 @@ def _regions(module: ir.Module) -> list[_Region]:
         _tag(root, f"r{len(regions)}root")
         region = _Region(root, [])
         for op in reversed(ops):
+            if root.name != "linalg.generic":
+                break
             if op.name in ("linalg.generic", "linalg.fill") and _belongs(op, region):
                 _tag(op, f"r{len(regions)}m{len(region.members)}")
                 region.members.append(op)
@@ -307,7 +311,7 @@ def _schedule_window(script: Script, group: _Group, isa: Isa) -> None:
     rows = tiles.rows_per_block(
         batch, height, bytes_of=row_bytes, stride=stride, halo_bytes=halo * row_bytes
     )
-    if any(_is_upsampling(p) for p in group.producers) and rows % 2:
+    if any(rows % _upsampling(p) for p in group.producers):
         rows = 1
     tile = _register_tile(group, width, channels, isa)
     block, loop = script.forall(script.match(_tag_of(group.root)), [1, rows, 0, 0])
@@ -344,8 +348,19 @@ def _schedule_window(script: Script, group: _Group, isa: Isa) -> None:
         script.vectorize(epilogue)
 
 
-def _is_upsampling(op: ir.Operation) -> bool:
-    return op.name == "linalg.generic" and "floordiv" in str(op.attributes["indexing_maps"])
+def _upsampling(op: ir.Operation) -> int:
+    """The factor of an upsampling generic, 1 for any other op.
+
+    A tile of its result reads a tile of its input only if it begins and ends at whole pixels of
+    the input, or is a single row.
+    """
+    if op.name != "linalg.generic":
+        return 1
+    for attribute in ir.ArrayAttr(op.attributes["indexing_maps"]):
+        for e in ir.AffineMapAttr(attribute).value.results:
+            if isinstance(e, ir.AffineFloorDivExpr):
+                return int(ir.AffineConstantExpr(e.rhs).value)
+    return 1
 
 
 def _register_tile(group: _Group, width: int, channels: int, isa: Isa) -> tiles.RegisterTile:
@@ -366,10 +381,12 @@ def _schedule_region(script: Script, region: _Region, isa: Isa) -> None:
     for member in region.members:
         script.cse()
         handles[_tag_of(member)], loop = script.fuse(script.match(_tag_of(member)), loop)
+    inside = _extents_in_block(region, sizes)
     for member in region.members:
         using = users(member.results[0])
         if _is_contraction(member) and len(using) == 1 and _is_elementwise(using[0]):
-            _schedule_contraction(script, member, using[0], handles, sizes, isa)
+            extents = inside[_tag_of(member)]
+            _schedule_contraction(script, member, using[0], handles, extents, isa)
 
 
 def _block_sizes(root: ir.Operation) -> list[int]:
@@ -381,6 +398,8 @@ def _block_sizes(root: ir.Operation) -> list[int]:
         if "parallel" not in kind or blocks >= tiles.BLOCKS:
             continue
         sizes[d] = tiles.largest_divisor(extents[d], max(1, extents[d] * blocks // tiles.BLOCKS))
+        if sizes[d] % _upsampling(root):
+            sizes[d] = 1
         blocks *= extents[d] // sizes[d]
     return sizes
 
@@ -413,22 +432,21 @@ def _schedule_contraction(
     op: ir.Operation,
     epilogue: ir.Operation,
     handles: dict[str, str],
-    block: Sequence[int],
+    extents: Sequence[int],
     isa: Isa,
 ) -> None:
     """Register tiles of the epilogue's loops, with the contraction and its fill fused in.
 
-    Rows of a tile run over the dimension that only operand 0 has, columns over the last.
+    Rows of a tile run over the dimension that only operand 0 has, columns over the last. extents:
+    of the contraction's loops, in a block.
     """
     left, right, out = _maps(op)
-    extents = _loop_extents(op, len(_kinds(op)))
     rows = [d for d in out if d in left and d not in right]
     which = [i for i, o in enumerate(epilogue.operands) if o == op.results[0]]
     if not rows or out[-1] not in right or not which:
         return
     places = _maps(epilogue)[which[0]]
-    inside = _rows_in_block(epilogue, block, places[out.index(rows[-1])], extents[rows[-1]])
-    tile = tiles.register_tile(inside, extents[out[-1]], isa)
+    tile = tiles.register_tile(extents[rows[-1]], extents[out[-1]], isa)
     sizes = [1] * len(_kinds(epilogue))
     sizes[places[out.index(rows[-1])]] = tile.pixels
     sizes[places[-1]] = tile.channels
@@ -444,12 +462,22 @@ def _schedule_contraction(
     script.vectorize(tiled)
 
 
-def _rows_in_block(epilogue: ir.Operation, block: Sequence[int], loop: int, extent: int) -> int:
-    """How much of a loop a block covers, for the root itself; all of it for the other loops."""
-    if _tag_of(epilogue).endswith("root") and block[loop]:
-        return block[loop]
-    sizes = [size for size in block if size > 1]
-    return sizes[0] if sizes and extent % sizes[0] == 0 and extent > sizes[0] else extent
+def _extents_in_block(region: _Region, block: Sequence[int]) -> dict[str, list[int]]:
+    """How much of each of its loops a block runs, for the root and every generic fused into it."""
+    root = region.root
+    whole = _loop_extents(root, len(_kinds(root)))
+    inside = {_tag_of(root): [b or w for b, w in zip(block, whole, strict=True)]}
+    for member in region.members:
+        if member.name != "linalg.generic":
+            continue
+        user = users(member.results[0])[0]
+        operand = [i for i, o in enumerate(user.operands) if o == member.results[0]][0]
+        extents = _loop_extents(member, len(_kinds(member)))
+        for loop, outer in zip(_maps(member)[-1], _maps(user)[operand], strict=True):
+            if outer >= 0:
+                extents[loop] = inside[_tag_of(user)][outer]
+        inside[_tag_of(member)] = extents
+    return inside
 
 
 def _loop_extents(op: ir.Operation, count: int) -> list[int]:
