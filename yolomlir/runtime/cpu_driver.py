@@ -16,6 +16,9 @@ DRIVER = "driver.o"
 ENTRY = "yolomlir_cpu_run"
 COUNTER_STRIDE = 64
 """Bytes between two steps' counters: a cache line each."""
+BEGIN_OFFSET, END_OFFSET = 8, 16
+"""Where in that line the driver writes when the step's first block was taken, and when its last
+thread was done: two readings of the time-stamp counter a step, about 20 ns."""
 _SPINS = 4096
 """Rounds of a barrier before it yields: about 50 us of `pause`, more than most steps differ by."""
 
@@ -51,6 +54,16 @@ def _relax() -> tuple[str, str]:
     return "", ""
 
 
+def _ticks() -> tuple[str, str]:
+    """The declaration and the expression of a clock that user code may read."""
+    triple = binding.get_process_triple()
+    if triple.startswith(("x86_64", "i686")):
+        return "declare i64 @llvm.readcyclecounter()", "call i64 @llvm.readcyclecounter()"
+    if triple.startswith(("aarch64", "arm64")):
+        return "declare i64 @llvm.readsteadycounter()", "call i64 @llvm.readsteadycounter()"
+    return "", "add i64 0, 0"
+
+
 def _yield() -> tuple[str, str]:
     """The declaration and the call that give the core away."""
     if sys.platform == "win32":
@@ -63,9 +76,11 @@ def driver_ir() -> str:
     ptr scratch)`: one thread's share of one inference. Counters must be 0 before the first call."""
     declaration, give_way = _yield()
     relax_declaration, relax = _relax()
+    clock_declaration, clock = _ticks()
     return f"""
 {declaration}
 {relax_declaration}
+{clock_declaration}
 
 define void @{ENTRY}(ptr %steps, i64 %count, ptr %counters, ptr %barrier, i64 %threads,
                      ptr %workspace, ptr %scratch) {{
@@ -90,7 +105,17 @@ step:
 take:
   %block = atomicrmw add ptr %counter, i64 1 monotonic
   %some = icmp slt i64 %block, %blocks
-  br i1 %some, label %compute, label %finished
+  br i1 %some, label %some.block, label %finished
+
+some.block:
+  %is.first = icmp eq i64 %block, 0
+  br i1 %is.first, label %begin, label %compute
+
+begin:
+  %began = {clock}
+  %begin.at = getelementptr i8, ptr %counter, i64 {BEGIN_OFFSET}
+  store i64 %began, ptr %begin.at
+  br label %compute
 
 compute:
   %after = add i64 %block, 1
@@ -104,6 +129,9 @@ finished:
   br i1 %is.last, label %open, label %wait
 
 open:
+  %ended = {clock}
+  %end.at = getelementptr i8, ptr %counter, i64 {END_OFFSET}
+  store i64 %ended, ptr %end.at
   store atomic i64 0, ptr %barrier monotonic, align 8
   %opened = atomicrmw add ptr %generation, i64 1 release
   br label %following
