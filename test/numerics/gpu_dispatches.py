@@ -83,12 +83,16 @@ def kernel_of(
     precision: str = "tf32",
     tile: object = None,
     alignments: Sequence[int] = (),
+    round_result: bool = False,
 ) -> Kernel:
-    """The kernel of a function, with its own tile or `tile`. alignments: of `yolo.alignments`."""
+    """The kernel of a function, with its own tile or `tile`. alignments: of `yolo.alignments`;
+    round_result: with `yolo.round_result`."""
     module = lowered(text)  # owns the function
     dispatch = module.body.operations[0]
     if alignments:
         dispatch.operation.attributes["yolo.alignments"] = ir.DenseI64ArrayAttr.get(alignments)
+    if round_result:
+        dispatch.operation.attributes["yolo.round_result"] = ir.UnitAttr.get()
     if tile is not None:
         dispatch.operation.attributes[TILE] = to_attribute(tile)
     return generate_kernel(dispatch, target_named(target), precision=precision)

@@ -210,6 +210,16 @@ def test_result_does_not_depend_on_the_order_of_warps_and_blocks():
     np.testing.assert_array_equal(first, second)
 
 
+def test_result_rounded_for_its_consumer():
+    case = Case(1, 3, 4, position=False)
+    qkv = np.random.default_rng(0).standard_normal((1, 3, 4, case.depth), np.float32)
+    plain, rounded = (
+        Run(kernel_of(case.text(), round_result=r), [qkv], case.out_shape)().value
+        for r in (False, True)
+    )
+    np.testing.assert_array_equal(rounded, round_to_tf32(plain))
+
+
 def test_head_that_fragments_cannot_hold_is_refused():
     with pytest.raises(UnsupportedError, match="key_dim 24"):
         kernel_of(Case(1, 2, 2, key_dim=24).text())

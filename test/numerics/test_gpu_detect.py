@@ -19,7 +19,9 @@ from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.detect import DetectTile
+from yolomlir.codegen.gpu.ptx import to_ptx
 from yolomlir.diagnostics import UnsupportedError
+from yolomlir.target import target_named
 
 SMALL = DetectTile(threads=128, lanes=1)
 
@@ -200,6 +202,18 @@ def test_rows_less_aligned_than_their_channels():
     kernel = kernel_of(case.text(), tile=SMALL, alignments=[4] * 6 + [4])
     run = Run(kernel, [*boxes, *logits], (2, 9, 6), extra=1)
     check(case, boxes, logits, run)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_120"])
+def test_keys_are_fenced_on_both_sides_of_the_counter(target):
+    """The simulator's memory is sequentially consistent; a GPU's is not."""
+    kernel = kernel_of(Case(8, SIZES, 10).text(), target=target)
+    ptx = to_ptx(kernel.module, target_named(target))
+    before, after = ptx.split("atom.global.add.u32")
+    assert before.rstrip().count("fence.acq_rel.gpu") == 1
+    assert after.count("fence.acq_rel.gpu") == 1
+    assert before.index("st.global") < before.index("fence.acq_rel.gpu")
+    assert after.index("fence.acq_rel.gpu") < after.index("ld.global")
 
 
 def test_too_large_max_det_is_refused():

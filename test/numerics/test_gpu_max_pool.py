@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conv_cases import round_to_tf32
 from gpu_dispatches import (
     TARGETS,
     Run,
@@ -132,6 +133,13 @@ def test_infinities_and_equal_values():
     text = single_text(x.shape, 3, 1, 1)
     run = Run(kernel_of(text), [x], x.shape)
     np.testing.assert_array_equal(run().value, pool(x, 3, 1, 1))
+
+
+def test_result_rounded_for_its_consumer():
+    x = values((1, 4, 5, 8))
+    kernel = kernel_of(single_text(x.shape, 3, 1, 1), round_result=True)
+    want = round_to_tf32(pool(x, 3, 1, 1))
+    np.testing.assert_array_equal(Run(kernel, [x], x.shape)().value, want)
 
 
 def test_chain_that_changes_the_size_is_refused():

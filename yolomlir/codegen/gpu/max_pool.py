@@ -24,7 +24,13 @@ from yolomlir.codegen.gpu.builder import (
     select_float,
 )
 from yolomlir.codegen.gpu.generate import register_family
-from yolomlir.codegen.gpu.instructions import barrier, release_dependents, wait_for_predecessors
+from yolomlir.codegen.gpu.instructions import (
+    barrier,
+    from_bits,
+    release_dependents,
+    round_to_tf32,
+    wait_for_predecessors,
+)
 from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel, Parameter
 from yolomlir.codegen.gpu.tile import tile_or
 from yolomlir.diagnostics import UnsupportedError
@@ -58,7 +64,8 @@ class Window:
 class MaxPool:
     """The shapes of a dispatch: an input [N, H, W, C], an output of len(windows) * C channels.
 
-    vector: channels of one access (4, 2, 1).
+    vector: channels of one access (4, 2, 1). round_result: to TF32, for a consumer that takes its
+    input as rounded.
     """
 
     batch: int
@@ -70,6 +77,7 @@ class MaxPool:
     strides: tuple[int, int]
     windows: tuple[Window, ...]
     vector: int
+    round_result: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,7 @@ def parse(function: ir.Operation) -> MaxPool:
     windows = tuple(_window(chain) for chain in chains)
     return MaxPool(
         batch, height, width, channels, out_height, out_width, strides.pop(), windows,
-        match.vector_width(function, channels, (0, 1)),
+        match.vector_width(function, channels, (0, 1)), "yolo.round_result" in function.attributes,
     )  # fmt: skip
 
 
@@ -332,7 +340,8 @@ class _Body:
             def store() -> None:
                 with guard(inside & self.channel_inside(channel)):
                     for i, values in enumerate(results):
-                        result.buffer.store_vector(offset + i * pool.channels, values)
+                        stored = _rounded(values) if pool.round_result else values
+                        result.buffer.store_vector(offset + i * pool.channels, stored)
 
             return store
 
@@ -403,6 +412,10 @@ class _Body:
         for live, store in stores:
             with guard(live):
                 store()
+
+
+def _rounded(values: Sequence[ir.Value]) -> list[ir.Value]:
+    return [from_bits(round_to_tf32(value)) for value in values]
 
 
 def _maximum(a: Sequence[ir.Value], b: Sequence[ir.Value]) -> list[ir.Value]:
