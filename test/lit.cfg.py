@@ -1,7 +1,8 @@
 """lit's configuration: `lit test` in a checkout, or anywhere yolomlir is installed."""
 
-# ruff: noqa: F821  lit defines `config`
+# ruff: noqa: F821  lit defines `config` and `lit_config`
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import lit.formats
 
 _TESTS = Path(__file__).resolve().parent
 _CHECKOUT = _TESTS.parent
-_SCRIPTS = Path(sys.executable).parent
+_PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+_FILECHECK = shutil.which("filecheck", path=_PATH)
+if _FILECHECK is None:
+    lit_config.fatal("filecheck is not installed: pip install 'yolomlir[test]'")
 
 config.name = "yolomlir"
 config.test_format = lit.formats.ShTest(execute_external=False)
@@ -32,6 +36,6 @@ for name in ("YOLOMLIR_TEST_WEIGHTS", "YOLOMLIR_TEST_REFERENCE"):
 # Each name alone, not inside a path or another name.
 config.substitutions += [
     (r"(?<![\w/-])yolomlir-opt(?![\w/-])", f"{sys.executable} -m yolomlir.tools.opt"),
-    (r"(?<![\w/-])FileCheck(?![\w/-])", str(_SCRIPTS / "filecheck")),
+    (r"(?<![\w/-])FileCheck(?![\w/-])", _FILECHECK),
     (r"%python", sys.executable),
 ]
