@@ -20,6 +20,7 @@ from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
 from yolomlir.results import Detection, Result
 from yolomlir.runtime.artifact import SUFFIX, Artifact, ModelInfo
 from yolomlir.runtime.executor import DeviceExecutor, open_executor
+from yolomlir.runtime.plan import Step
 from yolomlir.settings import settings
 from yolomlir.vision.letterbox import Letterbox, letterbox
 from yolomlir.vision.sources import Frame, SourceError, open_sources
@@ -65,6 +66,17 @@ class Model:
         if not rows:
             return np.empty((0, self.info.max_det, 6), np.float32)
         return np.concatenate(rows)
+
+    def trace(self, batch: Any) -> Iterator[tuple[Step, list[NDArray[Any]]]]:
+        """One inference of up to `info.batch` images, kernel by kernel, for debugging.
+
+        Gives each step of the plan with copies of its results, in logical order (N, C, H, W). Takes
+        images as calling the model does; raises UserError for more than a batch of them.
+        """
+        images = self._to_batch(batch)
+        if not 1 <= len(images) <= self.info.batch:
+            raise UserError(f"got {len(images)} images; trace() takes 1 to {self.info.batch}")
+        return self._executor.trace({"image": self._padded(images)})
 
     def predict(
         self,
@@ -181,12 +193,16 @@ class Model:
         return images.astype(np.float32, copy=False)
 
     def _run(self, images: NDArray[Any]) -> NDArray[np.float32]:
+        outputs = self._executor.run({"image": self._padded(images)})
+        rows: NDArray[np.float32] = outputs["detections"]
+        return rows[: len(images)]
+
+    def _padded(self, images: NDArray[Any]) -> NDArray[Any]:
+        """A whole batch: the last image stands in for missing ones."""
         missing = self.info.batch - len(images)
         if missing:
             images = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)])
-        outputs = self._executor.run({"image": np.ascontiguousarray(images)})
-        rows: NDArray[np.float32] = outputs["detections"]
-        return rows[: len(rows) - missing] if missing else rows
+        return np.ascontiguousarray(images)
 
     def _selection(
         self, conf: float, classes: Sequence[int | str] | None, max_det: int | None

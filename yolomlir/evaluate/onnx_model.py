@@ -1,7 +1,7 @@
 """The network as an ONNX graph, made straight from its definition: what ONNX runtimes are given.
 
-`images` [N, 3, H, W] float32 RGB in 0..1 to `output0` [N, rows, 6]: x1, y1, x2, y2 in pixels, score,
-class. Convolutions are fused with their batch norms, values are named after their layers.
+`images` [N, 3, H, W] float32 RGB in 0..1 to `output0` [N, rows, 6]: x1, y1, x2, y2 in pixels,
+score, class. Convolutions are fused with their batch norms, values are named after their layers.
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ class _Builder:
 
     def op(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Append a node with one result."""
-        self.nodes.append(
-            helper.make_node(kind, list(inputs), [output], name=output, **attributes)
-        )
+        self.nodes.append(helper.make_node(kind, list(inputs), [output], name=output, **attributes))
         return output
 
     def constant(self, name: str, value: Array | Sequence[int] | Sequence[float]) -> str:
@@ -196,9 +194,7 @@ class _Builder:
         k = self.integers("count", [count])
         best = self.op("ReduceMax", [scores], "best", axes=[2], keepdims=0)
         self.nodes.append(helper.make_node("TopK", [best, k], ["best.k", "anchors"], axis=1))
-        column = self.op(
-            "Unsqueeze", ["anchors", self.integers("axis2", [2])], "anchors.column"
-        )
+        column = self.op("Unsqueeze", ["anchors", self.integers("axis2", [2])], "anchors.column")
         wide = self.op(
             "Expand", [column, self.integers("shape.c", [n, count, classes])], "anchors.c"
         )

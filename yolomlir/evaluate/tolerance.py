@@ -1,4 +1,4 @@
-"""How far a layer may be from the exact result: derived from K, element type, magnitudes, precision.
+"""How far a layer may be from the exact result: from K, element type, magnitudes, precision.
 
 A first-order, probabilistic error analysis runs beside the exact (float64) values. Each rounding is
 an independent error, uniform within the unit roundoff u, so of variance u²/3 relative to what is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from yolomlir.runtime.cuda_driver import (
 )
 from yolomlir.runtime.cuda_graph import KernelGraph, Launch
 from yolomlir.runtime.plan import Step, View
+from yolomlir.runtime.window import logical_window, span_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -260,6 +262,31 @@ class CudaExecutor:
             result = next(iter(self._plan.outputs.values()))
             shape = _physical(result)
             return DeviceArray(self._address(result), shape, result.dtype, int(chosen), self)
+
+    def trace(self, inputs: dict[str, NDArray[Any]]) -> Iterator[tuple[Step, list[NDArray[Any]]]]:
+        """One inference, kernel by kernel: each step with copies of its results.
+
+        Results are in logical order (N, C, H, W). Each kernel is launched by itself and waited for,
+        so that the reuse of its memory does not show.
+        """
+        with self._lock:
+            self._require_open()
+            self._context.make_current()
+            for name, view in self._plan.inputs.items():
+                self._pinned[name].array[...] = inputs[name]
+                self._point_input(name, self._address(view))
+                self._arena.upload(self._pinned[name].array, view.offset_bytes)
+            for step, launch in zip(self._plan.steps, self._launches, strict=True):
+                launch.enqueue(self._stream)
+                call(driver.cuStreamSynchronize, self._stream, where=step.layer)
+                yield step, [self._download(view) for view in step.results]
+
+    def _download(self, view: View) -> NDArray[Any]:
+        """A copy of a tensor of the arena, in logical order."""
+        span = np.empty(span_bytes(view), np.uint8)
+        address = driver.CUdeviceptr(self._address(view))
+        call(driver.cuMemcpyDtoH, span.ctypes.data, address, span.nbytes)
+        return logical_window(span, view, view.offset_bytes)
 
     def _point_input(self, name: str, address: int) -> None:
         """Make the kernels that read an input read it at `address`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
 from yolomlir.diagnostics import UserError
 from yolomlir.runtime.artifact import Program
+from yolomlir.runtime.plan import Step
 
 
 class Executor(Protocol):
@@ -15,6 +17,9 @@ class Executor(Protocol):
 
     def run(self, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Outputs by name, new arrays; `inputs` are physical (N, H, W, C), of the plan's types."""
+
+    def trace(self, inputs: dict[str, NDArray[Any]]) -> Iterator[tuple[Step, list[NDArray[Any]]]]:
+        """One inference step by step: each step with copies of its results, in logical order."""
 
     def close(self) -> None:
         """Free everything; a second call does nothing."""
