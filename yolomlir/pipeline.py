@@ -189,6 +189,8 @@ def _steps(text: str, anchors: tuple[str, ...]) -> Iterator[Step]:
         if bracket and "{" not in anchor:
             if not rest.endswith(")"):
                 raise UserError(f"expected ',' after ')' in '{element}'")
+            if anchor in REGISTRY or ("." not in anchor and anchor != "any"):
+                raise UserError(f"'{anchor}' in '{element}' is no op that passes can be nested in")
             inner = anchors if anchor == "builtin.module" else (*anchors, anchor)
             yield from _steps(rest[:-1], inner)
             continue

@@ -162,6 +162,7 @@ def test_split_chunks_fail_alone(opt) -> None:
         (["--pass-pipeline=nothing"], "'nothing' does not refer to a registered pass"),
         (["--pass-pipeline=func.func(cse"], "a bracket is not closed"),
         (["--pass-pipeline=cse)"], "unmatched ')'"),
+        (["--pass-pipeline=yolo-dce(cse)"], "'yolo-dce' in 'yolo-dce(cse)' is no op"),
         (["--pass-pipeline=func.func(yolo-dce)"], "cannot be nested in func.func"),
         (["--pass-pipeline=yolo-dce{x=1}"], "pass 'yolo-dce' has no option 'x' (options: none)"),
         (["--yolo-layout-propagation=up"], "has no option 'up' (options: direction, weights)"),
