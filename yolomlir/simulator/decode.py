@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from yolomlir.diagnostics import InternalError
 from yolomlir.simulator.elements import Value
-from yolomlir.simulator.faults import Site, location_text
+from yolomlir.simulator.faults import Site
 from yolomlir.simulator.memory import Reference
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Scope:
         return code
 
     def _decode(self, op: Any, code: BlockCode) -> None:
-        site = Site(len(self.program.sites), op.name, location_text(op.location), op)
+        site = Site(len(self.program.sites), op.name, op)
         self.program.sites.append(site)
         if op.name in TERMINATORS or op.name == "scf.condition":
             code.results = self.uses(list(op.operands))

@@ -51,8 +51,12 @@ class Site:
 
     index: int
     name: str
-    location: str
     op: Any = field(repr=False)
+
+    @property
+    def location(self) -> str:
+        """The op's location as text."""
+        return location_text(self.op.location)
 
     def fault(self, kind: FaultKind, message: str) -> SimulationError:
         """The error to raise for a fault of this op."""

@@ -9,7 +9,7 @@ import numpy as np
 from yolomlir.simulator.elements import Array, Value
 from yolomlir.simulator.fragments import distribute_rows, transpose_b16
 from yolomlir.simulator.lanes import WARP
-from yolomlir.simulator.memory import Reference
+from yolomlir.simulator.memory import Reference, within
 from yolomlir.simulator.races import COLLECTIVE
 
 if TYPE_CHECKING:
@@ -57,23 +57,22 @@ def load_matrices(
 def _check(lanes: Lanes, reference: Reference, rows: Array, site: Site) -> None:
     if reference.space != "shared":
         raise site.fault("out-of-bounds", f"ldmatrix reads {reference.space} memory")
-    low, high = np.min(reference.low), np.max(reference.high)
-    outside = (rows < low) | (rows + ROW_BYTES > high)
-    if outside.any():
-        row = int(np.argmax(outside))
-        raise site.fault(
-            "out-of-bounds",
-            f"row {row % 8} of matrix {row // 8} is at shared byte {int(rows[row])}, outside "
-            f"[{int(low)}, {int(high)})",
-        )
-    crooked = rows & (ROW_BYTES - 1) != 0
-    if crooked.any():
-        row = int(np.argmax(crooked))
+    if within(rows, np.min(reference.low), np.max(reference.high), ROW_BYTES):
+        if int(np.bitwise_or.reduce(rows)) & (ROW_BYTES - 1) == 0:
+            return
+        row = int(np.argmax(rows & (ROW_BYTES - 1) != 0))
         raise site.fault(
             "misaligned",
             f"row {row % 8} of matrix {row // 8} is at shared byte {int(rows[row])}, "
             f"no multiple of {ROW_BYTES}",
         )
+    low, high = int(np.min(reference.low)), int(np.max(reference.high))
+    row = int(np.argmax((rows < low) | (rows + ROW_BYTES > high)))
+    raise site.fault(
+        "out-of-bounds",
+        f"row {row % 8} of matrix {row // 8} is at shared byte {int(rows[row])}, outside "
+        f"[{low}, {high})",
+    )
 
 
 def _count_banks(lanes: Lanes, rows: Array, count: int, site: Site) -> None:

@@ -184,8 +184,13 @@ class Reference:
 def check_indices(
     lanes: Lanes, reference: Reference, indices: Sequence[Value], count: int, site: Site
 ) -> None:
-    """Every index within its dimension, the last with `count` elements from it."""
+    """Every index within its dimension, the last with `count` elements from it.
+
+    With one dimension the reference's bounds say the same, and are checked at the access.
+    """
     last = len(indices) - 1
+    if not last:
+        return
     for axis, (index, size) in enumerate(zip(indices, reference.sizes, strict=True)):
         if size is None:
             continue
@@ -211,10 +216,10 @@ def checked_addresses(
         low, high = lanes.active(low), lanes.active(high)
         if np.size(low) != active.size:
             active = np.broadcast_to(active, np.shape(low))
-    outside = (active < low) | (active + size_bytes > high)
-    if outside.any():
+    if not within(active, low, high, size_bytes):
+        outside = (active < low) | (active + size_bytes > high)
         raise _out_of_bounds(lanes, reference, active, outside, size_bytes, site)
-    if align > 1 and (active & (align - 1)).any():
+    if align > 1 and int(np.bitwise_or.reduce(active)) & (align - 1):
         bad = int(active[(active & (align - 1)) != 0][0])
         raise site.fault(
             "misaligned",
@@ -222,6 +227,16 @@ def checked_addresses(
             f"is not a multiple of {align} bytes",
         )
     return active
+
+
+def within(active: Array, low: Value, high: Value, size_bytes: int) -> bool:
+    """Whether all of [address, address + size) is in [low, high): negative wraps to huge."""
+    if not active.size:
+        return True
+    if is_uniform(low):
+        room = int(high) - int(low) - size_bytes
+        return room >= 0 and int((active - low).view(np.uint64).max()) <= room
+    return bool(((active >= low) & (active + size_bytes <= high)).all())
 
 
 def _out_of_bounds(

@@ -68,19 +68,18 @@ def _read_source(
     amounts = lanes.broadcast(source_bytes)[numbers]
     if amounts.min() < 0 or amounts.max() > size:
         raise site.fault("out-of-bounds", f"reads {int(amounts.max())} bytes for a copy of {size}")
-    every = np.array(lanes.broadcast(address))
-    for amount in np.unique(amounts):
-        if amount == 0:
-            continue
+    every = lanes.broadcast(address)
+    for amount in set(amounts.tolist()) - {0}:
         rows = amounts == amount
-        mask = np.zeros(lanes.count, np.bool_)
-        mask[numbers[rows]] = True
-        lanes.set_mask(mask)
-        where = checked_addresses(lanes, source, every, int(amount), size, site)
-        note_global_read(lanes, where, int(amount), site)
+        if not rows.all():
+            mask = np.zeros(lanes.count, np.bool_)
+            mask[numbers[rows]] = True
+            lanes.mask = mask
+        where = checked_addresses(lanes, source, every, amount, size, site)
+        note_global_read(lanes, where, amount, site)
         memory = lanes.machine.global_memory.data
-        data[rows, : int(amount)] = memory[where[:, None] + np.arange(int(amount))]
-    lanes.set_mask(outer)
+        data[rows, :amount] = memory[where[:, None] + np.arange(amount)]
+        lanes.mask = outer
 
 
 @operation("nvgpu.device_async_copy")

@@ -19,6 +19,9 @@ from yolomlir.simulator.elements import Array
 if TYPE_CHECKING:
     from yolomlir.simulator.faults import Site
 
+_IN_FLIGHT = np.int32(2**31 - 1)
+"""The write clock of what an asynchronous copy is still bringing: seen by nobody."""
+
 COLLECTIVE = -1
 """The thread number of an access made by a whole warp at once (`ldmatrix`, uniform loads)."""
 
@@ -29,6 +32,8 @@ class Clocks:
     def __init__(self, warps: int) -> None:
         self.clock: Array = np.ones(warps, np.int32)
         self.seen: Array = np.zeros((warps, warps), np.int32)
+        self.floor = 0
+        """A clock that every warp has seen of every other: older accesses race with nothing."""
 
     def arrive(self, warps: slice) -> Array:
         """What those warps release to whoever waits with them; their next accesses come after."""
@@ -40,12 +45,14 @@ class Clocks:
     def acquire(self, warps: slice, released: Array) -> None:
         """From now on those warps come after everything `released`."""
         self.seen[warps] = np.maximum(self.seen[warps], released)
+        self.floor = int(self.seen.min())
 
     def synchronise_warps(self, warps: slice | Array) -> None:
         """`bar.warp.sync` in each of those warps."""
         indices = np.arange(len(self.clock))[warps]
         self.seen[indices, indices] = self.clock[indices]
         self.clock[indices] += 1
+        self.floor = int(self.seen.min())
 
 
 class SharedShadow:
@@ -66,7 +73,6 @@ class SharedShadow:
         self.write_thread: Array = np.zeros(count, np.int32)
         self.write_site: Array = np.zeros(count, np.int32)
         self.atomic: Array = np.zeros(count, np.bool_)
-        self.in_flight: Array = np.zeros(count, np.bool_)
         self.read_clock: Array = np.zeros((count, len(clocks.clock)), np.int32)
         self.read_thread: Array = np.zeros(count, np.int32)
         self.read_site: Array = np.zeros(count, np.int32)
@@ -79,9 +85,11 @@ class SharedShadow:
     def read(self, granules: Array, threads: Array, warps: Array, site: Site) -> None:
         """Check and record a read; `threads` and `warps` have an entry an access."""
         written = self.write_clock[granules]
-        self.check_initialised(granules, threads, site)
-        self._check_in_flight(granules, threads, site, "reads")
-        self._check_writers(granules, written, threads, warps, site, "reads", atomic=False)
+        # One comparison settles the usual case; never written (0) wraps to the largest number.
+        if (written - 1).view(np.uint32).max() >= self.clocks.floor:
+            self.check_initialised(granules, threads, site)
+            self._check_in_flight(granules, written, threads, site, "reads")
+            self._check_writers(granules, written, threads, warps, site, "reads", atomic=False)
         column = warps[:, None]
         self.read_clock[granules, column] = self.clocks.clock[column]
         self.read_thread[granules] = threads[:, None]
@@ -98,16 +106,17 @@ class SharedShadow:
         atomic: bool = False,
     ) -> None:
         """Check and record a write (or the issue of an asynchronous copy to there)."""
-        self._check_in_flight(granules, threads, site, "writes")
         written = self.write_clock[granules]
-        self._check_writers(granules, written, threads, warps, site, "writes", atomic=atomic)
-        self._check_readers(granules, threads, warps, site)
-        self.write_clock[granules] = self.clocks.clock[warps][:, None]
+        if written.max() > self.clocks.floor:
+            self._check_in_flight(granules, written, threads, site, "writes")
+            self._check_writers(granules, written, threads, warps, site, "writes", atomic=atomic)
+        if self.read_clock[granules].max() > self.clocks.floor:
+            self._check_readers(granules, threads, warps, site)
+        clock = _IN_FLIGHT if asynchronous else self.clocks.clock[warps][:, None]
+        self.write_clock[granules] = clock
         self.write_thread[granules] = threads[:, None]
         self.write_site[granules] = site.index
         self.atomic[granules] = atomic
-        if asynchronous:
-            self.in_flight[granules] = True
         if not atomic:
             self._check_same_instruction(granules, threads, site)
 
@@ -125,7 +134,6 @@ class SharedShadow:
 
     def land(self, granules: Array, warps: Array) -> None:
         """Asynchronous copies that their threads have waited for: written now."""
-        self.in_flight[granules] = False
         self.write_clock[granules] = self.clocks.clock[warps][:, None]
 
     def check_exits(self, blocks: int) -> None:
@@ -157,8 +165,10 @@ class SharedShadow:
             "no cluster barrier behind this keeps that block from ending first",
         )
 
-    def _check_in_flight(self, granules: Array, threads: Array, site: Site, verb: str) -> None:
-        flying = self.in_flight[granules]
+    def _check_in_flight(
+        self, granules: Array, written: Array, threads: Array, site: Site, verb: str
+    ) -> None:
+        flying = written == _IN_FLIGHT
         if not flying.any():
             return
         at = tuple(np.argwhere(flying)[0])

@@ -23,7 +23,7 @@ from yolomlir.simulator.report import SimulationReport
 logger = logging.getLogger(__name__)
 
 Schedule = Literal["auto", "lockstep", "warps"]
-_AUTO_WARP_CLUSTERS = 2
+_AUTO_WARP_CLUSTERS = 1
 _ACTIVATION = "activation"
 
 
@@ -58,7 +58,7 @@ def simulate(
             kernel has not written is a fault. As a mapping, index to a boolean mask of the
             elements that may (and, with `check.outputs_written`, must) be written; None for all.
         schedule: `lockstep` runs a block's warps together (fast), `warps` one after another between
-            barriers, in random order; `auto` takes `warps` for two clusters and lockstep for the
+            barriers, in random order; `auto` takes `warps` for one cluster and lockstep for the
             rest. Races are found alike in both.
         check: further checks.
 

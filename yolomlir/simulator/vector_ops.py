@@ -221,6 +221,14 @@ def _extract(op: Any, scope: Scope) -> Step:
     positions = _positions(op, scope, list(op.operands)[1:])
     result = scope.define(op.results[0])
     scalar = vector_shape(op.results[0].type) is None
+    if len(op.operands) == 1:
+        index = _joined(slice(None), tuple(_numbers(op.attributes["static_position"])))
+
+        def static(lanes: Lanes) -> None:
+            part = lanes.registers[source][index]
+            lanes.registers[result] = scalar_of(part) if scalar else part
+
+        return static
 
     def step(lanes: Lanes) -> None:
         array = lanes.registers[source]
