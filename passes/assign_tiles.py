@@ -115,6 +115,7 @@ def conv_shape(function: ir.Operation) -> ConvShape:
     batch, channels, height, width = yolo.shape_of(conv.operands[0])
     _, out, out_h, out_w = yolo.shape_of(conv.results[0])
     kernel_h, kernel_w = yolo.shape_of(conv.operands[1])[2:]
+    stride_h, stride_w = yolo.integers(conv, "strides")
     top, left, _, _ = yolo.integers(conv, "padding")
     first = 0
     vectors = []
@@ -125,7 +126,7 @@ def conv_shape(function: ir.Operation) -> ConvShape:
         first += size
     return ConvShape(
         batch, height, width, channels, out_h, out_w, out, kernel_h, kernel_w,
-        *yolo.integers(conv, "strides"), top, left, source_vector=min(vectors),
+        stride_h, stride_w, top, left, source_vector=min(vectors),
     )  # fmt: skip
 
 

@@ -213,7 +213,7 @@ def _(op: ir.Operation, qkv: Array) -> Array:
     logits = np.swapaxes(q, 2, 3) @ k * yolo.real(op, "scale")
     weights = np.exp(logits - logits.max(axis=3, keepdims=True))
     weights /= weights.sum(axis=3, keepdims=True)
-    y = v @ np.swapaxes(weights, 2, 3)
+    y: Array = v @ np.swapaxes(weights, 2, 3)
     return y.reshape(n, heads * head_dim, height, width)
 
 
