@@ -12,12 +12,15 @@ from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile
-from yolomlir.codegen.gpu.conv_problem import match_conv
+from yolomlir.codegen.gpu.conv_problem import ConvProblem, match_conv
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
+from yolomlir.compiler import CompileOptions, emit
+from yolomlir.frontend import network
+from yolomlir.frontend.checkpoint import Checkpoint
 from yolomlir.simulator.report import SimulationReport
 from yolomlir.simulator.simulate import simulate
-from yolomlir.target import target_named
+from yolomlir.target import Target, target_named
 
 SM_90 = target_named("sm_90")
 
@@ -28,14 +31,16 @@ def context():
         yield
 
 
-def build(case: Case, tile: ConvTile | None, precision: str) -> tuple[Kernel, ConvTile]:
+def build(
+    case: Case, tile: ConvTile | None, precision: str, target: Target = SM_90
+) -> tuple[Kernel, ConvTile]:
     module = ir.Module.parse(linalg_text(case))  # the function lives as long as its module
     function = module.body.operations[0]
     if tile is None:
         shape = match_conv(function.operation, precision=precision).shape
-        tile = default_tile(shape, SM_90, precision)
+        tile = default_tile(shape, target, precision)
     function.operation.attributes["yolo.tile"] = tile.to_attribute()
-    return generate_kernel(function, SM_90, precision=precision), tile
+    return generate_kernel(function, target, precision=precision), tile
 
 
 def spread(x: np.ndarray, extra: int, fill: Any) -> tuple[np.ndarray, int]:
@@ -53,9 +58,10 @@ def run(
     *,
     blocks: int | None = None,
     seed: int = 0,
+    target: Target = SM_90,
 ) -> tuple[np.ndarray, np.ndarray, SimulationReport]:
     """Simulate a case and check what it computed; outputs, which of them, the report."""
-    kernel, tile = build(case, tile, precision)
+    kernel, tile = build(case, tile, precision, target)
     operands = Operands.random(case, seed)
     weights = round_to_tf32(operands.weights) if precision == "tf32" else operands.weights
     activations = [*operands.sources]
@@ -76,7 +82,7 @@ def run(
     result = y.reshape(*case.out_shape[:-1], pitch)[..., : case.out_channels]
     written = report.written[position].reshape(mask.shape)[..., : case.out_channels]
     assert written.all() if blocks is None else written.any()
-    want = expected(case, operands, precision, tile.warps_k)
+    want = expected(case, operands, precision, tile.warps_k * tile.cluster_k)
     excess = np.abs(result - want.value) - want.tolerance
     assert not np.isnan(result[written]).any()
     worst = np.unravel_index(np.argmax(np.where(written, excess, -np.inf)), excess.shape)
@@ -285,3 +291,46 @@ def test_k_split_over_a_cluster(cluster_k, tile):
     """K = 432 is not a multiple of what the blocks share; 24 channels are one block and a half."""
     case = Case(5, 6, ((48, 1),), 36, residual=True, extra_pitch=4)
     run(case, dataclasses.replace(tile, cluster_k=cluster_k))
+
+
+def network_case(problem: ConvProblem, *, silu: bool) -> Case:
+    """The case that a dispatch of a real network is."""
+    shape = problem.shape
+    return Case(
+        shape.height, shape.width,
+        tuple((s.channels, s.upsample) for s in problem.sources),
+        shape.out_channels,
+        (shape.kernel_h, shape.kernel_w),
+        shape.stride_h,
+        pad=shape.pad_top > 0,
+        batch=shape.batch,
+        silu=silu,
+        residual=bool(problem.epilogue.element),
+        image=shape.source_vector == 0,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("chip", "precision"), [("sm_90", "tf32"), ("sm_120", "tf32"), ("sm_90", "fp32")]
+)
+def test_every_convolution_of_the_smallest_network(chip, precision):
+    """With the tiles that the compiler chooses; a few blocks of each, the first and last too."""
+    target = target_named(chip)
+    shapes = network.parameters(network.SCALES["n"], 80, fused=True)
+    checkpoint = Checkpoint({k: np.full(s, 0.01, np.float32) for k, s in shapes.items()})
+    text = emit(checkpoint, CompileOptions(target=chip, precision=precision), "linalg")
+    module = ir.Module.parse(text)
+    count = 0
+    for view in module.body.operations:
+        op = view.operation
+        if "yolo.family" not in op.attributes or yolo.string(op, "yolo.family") != "conv2d":
+            continue
+        name = yolo.string(op, "sym_name")
+        problem = match_conv(op, precision=precision)
+        case = network_case(problem, silu="_silu" in name)
+        tile = default_tile(problem.shape, target, precision)
+        run(case, tile, precision, blocks=3, target=target)
+        count += 1
+    assert count >= 50

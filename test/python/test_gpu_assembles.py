@@ -25,11 +25,11 @@ DISTINCT_CONVOLUTIONS = 50
 """At least so many kernels of YOLO26n are convolutions (56 now)."""
 
 
-def linalg_module(scale: str, chip: str, **options: int) -> str:
+def linalg_module(scale: str, chip: str, precision: str) -> str:
     """The linalg level of a whole network; kernels do not depend on what the weights are."""
     shapes = network.parameters(network.SCALES[scale], 80, fused=True)
     weights = {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
-    return emit(Checkpoint(weights), CompileOptions(target=chip, **options), "linalg")
+    return emit(Checkpoint(weights), CompileOptions(target=chip, precision=precision), "linalg")
 
 
 def dispatches(module: ir.Module, family: str) -> dict[str, object]:
@@ -54,13 +54,12 @@ def check(kernels: dict, target: Target) -> None:
 def test_a_sample_of_the_smallest_network(chip):
     target = target_named(chip)
     with yolo.new_context(), ir.Location.unknown():
-        module = ir.Module.parse(linalg_module("n", chip))
+        module = ir.Module.parse(linalg_module("n", chip, "tf32"))
         functions = dispatches(module, "conv2d")
         assert len(functions) >= DISTINCT_CONVOLUTIONS
         names = random.Random(chip).sample(sorted(functions), 6)
         kernels = {n: generate_kernel(functions[n], target, precision="tf32") for n in names}
-        first = generate_kernel(functions[names[0]], target, precision="fp32", name="exact")
-        check({**kernels, "exact": first}, target)
+        check(kernels, target)
 
 
 @pytest.mark.slow
@@ -71,7 +70,7 @@ def test_a_sample_of_the_smallest_network(chip):
 def test_every_convolution(scale, chip, precision):
     target = target_named(chip)
     with yolo.new_context(), ir.Location.unknown():
-        module = ir.Module.parse(linalg_module(scale, chip))
+        module = ir.Module.parse(linalg_module(scale, chip, precision))
         functions = dispatches(module, "conv2d")
         kernels = {
             name: generate_kernel(function, target, precision=precision)
@@ -150,9 +149,9 @@ def assemble_candidates(count: int, chip: str, precision: str) -> None:
         check(kernels, target)
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-def test_random_candidates_assemble_without_spills(chip):
-    assemble_candidates(3, chip, "tf32")
+@pytest.mark.parametrize(("chip", "precision"), [("sm_90", "tf32"), ("sm_120", "fp32")])
+def test_random_candidates_assemble_without_spills(chip, precision):
+    assemble_candidates(3, chip, precision)
 
 
 @pytest.mark.slow
