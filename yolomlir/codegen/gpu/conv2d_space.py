@@ -165,7 +165,8 @@ def geometries(shape: ConvShape, target: Target) -> ConvTiles:
     base = {name: column[keep] for name, column in grid.items()}
     size = len(base["block_m"])
     for name, field in _FIELDS.items():
-        base.setdefault(name, np.full(size, int(field.default), np.int64))  # type: ignore[arg-type]
+        if name not in base:
+            base[name] = np.full(size, int(field.default), np.int64)  # type: ignore[arg-type]
     tiles = ConvTiles(shape, base).with_options(
         stages=DEPTHS[0], unroll=int(shape.source_vector == 0), through_l1=int(shape.taps > 1)
     )

@@ -1,0 +1,105 @@
+"""The cost model's constants of a target, and fitting them to a database of measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from yolomlir.autotune import space
+from yolomlir.autotune.cost_model import (
+    DEFAULT,
+    Constants,
+    Device,
+    Features,
+    Measured,
+    Quality,
+    fit,
+    held_out_quality,
+)
+from yolomlir.autotune.database import Database
+from yolomlir.codegen.gpu.conv2d_space import ConvTiles
+from yolomlir.codegen.gpu.conv_problem import ConvShape
+from yolomlir.diagnostics import UserError
+from yolomlir.target import target_named
+
+logger = logging.getLogger(__name__)
+
+_FEWEST_POINTS = 4
+"""Of a shape, for it to count: fewer say nothing of an order."""
+_FEWEST_SHAPES = 10
+_FILE = "constants.json"
+
+
+@cache
+def constants_for(target: object) -> Constants:
+    """The shipped constants of a target; those of the GPU they were fitted on for any other."""
+    del target  # cycles and ratios: fitted on one GPU, used for all
+    file = resources.files("yolomlir.autotune").joinpath("tables", _FILE)
+    if not file.is_file():
+        return DEFAULT
+    data = json.loads(file.read_text(encoding="utf-8"))
+    known = {f.name for f in dataclasses.fields(Constants)}
+    return Constants(**{k: float(v) for k, v in data["constants"].items() if k in known})
+
+
+def constants_text(constants: Constants, device: str, quality: Quality) -> str:
+    """The file of shipped constants: where they are from, and how good they are."""
+    data = {
+        "device": device,
+        "quality": str(quality),
+        "constants": {k: float(f"{v:.5g}") for k, v in dataclasses.asdict(constants).items()},
+    }
+    return json.dumps(data, indent=2) + "\n"
+
+
+def measured_convolutions(database: Database, precision: str = "tf32") -> list[Measured]:
+    """The measurements of a database as the model needs them, an item a distinct shape."""
+    by_shape: dict[ConvShape, dict[str, float]] = {}
+    for key, times in database.times.items():
+        case = database.cases.get(key)
+        if case is None or case.family != "conv2d" or case.precision != precision:
+            continue
+        points = by_shape.setdefault(ConvShape(**case.shape), {})
+        points.update({r.tile: r.us for r in times.values() if not r.fault})
+    data = []
+    for shape, points in by_shape.items():
+        item = _measured(shape, points, precision)
+        if item is not None:
+            data.append(item)
+    return data
+
+
+def _measured(shape: ConvShape, points: dict[str, float], precision: str) -> Measured | None:
+    tiles, us = [], []
+    for key, value in sorted(points.items()):
+        try:
+            tiles.append(space.tile_of("conv2d", key))
+        except UserError as error:
+            logger.debug("left out: %s", error)
+            continue
+        us.append(value)
+    if len(tiles) < _FEWEST_POINTS:
+        return None
+    features = Features.of(ConvTiles.of(shape, tiles), precision)
+    return Measured(repr(shape), features, np.array(us))
+
+
+def calibrate(database: Database, precision: str = "tf32") -> tuple[Constants, Quality]:
+    """Constants fitted to all measurements, and how good the model is on shapes it has not seen.
+
+    Raises UserError where there are too few measurements.
+    """
+    data = measured_convolutions(database, precision)
+    if len(data) < _FEWEST_SHAPES:
+        raise UserError(
+            f"{len(data)} measured shapes are too few to fit the cost model; it needs "
+            f"{_FEWEST_SHAPES}",
+            hint="tune a whole model first: yolomlir tune yolo26n",
+        )
+    device = Device.of(target_named(database.target))
+    return fit(data, device), held_out_quality(data, device)

@@ -1,0 +1,147 @@
+"""`python -m yolomlir.autotune.device_session`: tune several models on a machine with a GPU and
+leave what the package ships: a table, the measurements, fitted constants, a report."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from pathlib import Path
+
+from yolomlir.autotune import calibration, report
+from yolomlir.autotune.build import ProcessBuilder, prefer_toolkit
+from yolomlir.autotune.database import Database
+from yolomlir.autotune.measure import CudaMeasure
+from yolomlir.autotune.search import Progress
+from yolomlir.autotune.session import tune
+from yolomlir.autotune.tables import Table, load_table
+from yolomlir.autotune.workload import collect
+from yolomlir.compiler import CompileOptions
+from yolomlir.diagnostics import UserError, YolomlirError
+from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
+from yolomlir.frontend.seeded import seeded_checkpoint
+
+logger = logging.getLogger(__name__)
+
+_LEAST_SECONDS = 20.0
+"""A model is not begun with less time left."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Tune; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--weights", nargs="+", required=True, metavar="MODEL",
+        help="checkpoints, or seeded:n, seeded:s … for untrained weights of a scale",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds for all models")
+    parser.add_argument(
+        "--first", type=float, default=0.0, metavar="SECONDS",
+        help="at most so many seconds for the first model (default: an equal share)",
+    )  # fmt: skip
+    parser.add_argument("--precision", default="tf32", choices=("tf32", "fp32"))
+    parser.add_argument("--layers", nargs="*", help="only layers that begin so")
+    parser.add_argument("--workers", type=int, help="compiler processes")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    prefer_toolkit()
+    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        _run(args)
+    except YolomlirError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    from yolomlir.runtime.cuda_driver import require_device
+
+    end = time.monotonic() + args.budget
+    device = require_device()
+    if device.target is None:
+        raise UserError(f"{device.name} is no GPU that yolomlir targets")
+    database = Database.open(device.target, device.name, args.out / "measurements.jsonl")
+    path = args.out / f"{device.target}.json"
+    table = load_table(path) if path.exists() else None
+    builder = ProcessBuilder(args.workers)
+    try:
+        for number, name in enumerate(args.weights):
+            left = end - time.monotonic()
+            if left < _LEAST_SECONDS:
+                logger.warning("no time left for %s", name)
+                break
+            share = left / (len(args.weights) - number)
+            if number == 0 and args.first:
+                share = min(args.first, left)
+            table = _tune(name, args, device.target, share, database, builder, table)
+            table.save(path)
+    finally:
+        builder.close()
+    _calibrate(database, args)
+
+
+def _tune(
+    name: str, args: argparse.Namespace, target: str, seconds: float, database: Database,
+    builder: ProcessBuilder, table: Table | None,
+) -> Table:  # fmt: skip
+    started = time.monotonic()
+    options = CompileOptions(target=target, precision=args.precision)
+    workload = collect(_checkpoint(name), options, args.layers)
+    logger.info("%s: %d functions, ready in %.1f s", name, len(workload.cases), _since(started))
+    with CudaMeasure(workload) as measure:
+        result = tune(
+            workload, budget=seconds - _since(started), measure=measure, builder=builder,
+            database=database, report=_Log(),
+        )  # fmt: skip
+    for line in report.summary(result):
+        print(line, flush=True)
+    (args.out / f"report_{result.scale}.md").write_text(report.markdown(result))
+    (args.out / f"report_{result.scale}.json").write_text(report.as_json(result))
+    found = result.table()
+    return table.merged(found) if table else found
+
+
+def _checkpoint(name: str) -> Checkpoint:
+    if name.startswith("seeded:"):
+        return seeded_checkpoint(name.removeprefix("seeded:"), 80, 0, fused=True)
+    return load_checkpoint(Path(name))
+
+
+def _calibrate(database: Database, args: argparse.Namespace) -> None:
+    try:
+        constants, quality = calibration.calibrate(database, args.precision)
+    except UserError as error:
+        logger.warning("%s", error)
+        return
+    print(quality)
+    text = calibration.constants_text(constants, database.device, quality)
+    (args.out / "constants.json").write_text(text)
+
+
+class _Log:
+    """A line every few seconds."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._last < 5 and progress.done < progress.total:
+            return
+        self._last = now
+        logger.info(
+            "%s: %d of %d functions, %d candidates, gain %.1f of %.1f us, %.0f s left",
+            progress.stage, progress.done, progress.total, progress.measured, progress.gain_us,
+            progress.default_us, progress.seconds_left,
+        )  # fmt: skip
+
+
+def _since(start: float) -> float:
+    return time.monotonic() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main())

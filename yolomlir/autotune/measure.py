@@ -1,0 +1,309 @@
+"""Time of candidates on the GPU: chains of launches inside a CUDA graph, outputs checked."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import statistics
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from yolomlir.autotune.build import Built
+from yolomlir.autotune.workload import Case, Workload
+from yolomlir.codegen.build_plan import ITEM_BYTES, Footprint
+from yolomlir.codegen.gpu.kernel import Launch as KernelLaunch
+from yolomlir.diagnostics import InternalError
+from yolomlir.runtime.plan import Step, View
+
+logger = logging.getLogger(__name__)
+
+CHAIN = 20
+"""Launches of a graph, each after the one before by a programmatic edge, as in the real graph."""
+_SPAN = 8
+"""Values are whole numbers of at most this size, times a power of two: sums of their products are
+exact in any order, so that the outputs of all tiles of a convolution are equal bit for bit."""
+_SLACK = 1 << 16
+"""Bytes behind an arena: the last row of a view with a pitch is shorter than the pitch."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds a launch: the median of samples, and their median absolute deviation."""
+
+    us: float
+    spread: float = 0.0
+
+
+class Measure(Protocol):
+    """Whoever times candidates; the GPU, or a fake in tests."""
+
+    device: str
+    """Name of the GPU, for the database."""
+
+    def check(self, case: Case, built: Built) -> str | None:
+        """What is wrong with the candidate's output; None where it agrees with the reference.
+
+        The first candidate of a case that is checked is its reference: the default tile.
+        """
+
+    def time(self, case: Case, built: Built, samples: int) -> Timing:
+        """The time of one launch in a chain."""
+
+    def network(self, chosen: Mapping[str, Built], samples: int) -> Timing:
+        """The time of a whole inference, microseconds, with a candidate for each function."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+def tolerance(case: Case, largest: float) -> float:
+    """How far outputs of two right kernels may differ, given the largest magnitude of the input.
+
+    0 where the values make every sum exact. Attention weights values by probabilities that are
+    rounded to TF32 relative to a maximum so far, which depends on the tile: two kernels' averages
+    differ by at most twice 2**-11 of the largest value for the weights, and as much for the total.
+    """
+    return 4 * 2.0**-11 * largest if case.problem.family == "attention" else 0.0
+
+
+class CudaMeasure:
+    """The first GPU. Inputs come from one arena and results go to another, so that every launch of
+    a chain sees the same data."""
+
+    def __init__(self, workload: Workload) -> None:
+        from yolomlir.runtime.cuda_driver import Context, DeviceMemory, call, driver
+
+        self._workload = workload
+        self._context = Context()
+        self._context.make_current()
+        self.device = self._context.device.name
+        self._call, self._driver = call, driver
+        self._stream = call(driver.cuStreamCreate, 1)  # CU_STREAM_NON_BLOCKING
+        self._events = [call(driver.cuEventCreate, 0) for _ in range(2)]
+        size = workload.plan.arena_bytes + _SLACK
+        self._memory: list[DeviceMemory] = []
+        self._inputs, self._results = self._allocate(size), self._allocate(size)
+        self._inputs.upload(_exact((size // 4,), "activations", 0.25))
+        self._weights: dict[str, int] = {}
+        self._packed: dict[str, int] = {}
+        self._workspaces: dict[tuple[str, int], int] = {}
+        self._modules: dict[tuple[str, str], tuple[Any, Any]] = {}
+        self._references: dict[str, list[NDArray[Any]]] = {}
+
+    # ---- memory -----------------------------------------------------------------------------
+
+    def _allocate(self, size_bytes: int) -> Any:
+        from yolomlir.runtime.cuda_driver import DeviceMemory
+
+        memory = DeviceMemory(size_bytes, "tuner")
+        self._memory.append(memory)
+        return memory
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> int:
+        if name not in self._weights:
+            values = _exact(shape, name, 2.0**-6)
+            memory = self._allocate(values.nbytes)
+            memory.upload(values)
+            self._weights[name] = memory.address
+        return self._weights[name]
+
+    # ---- launches ---------------------------------------------------------------------------
+
+    def _function(self, built: Built) -> Any:
+        from yolomlir.runtime.cuda_driver import load_function, load_module
+
+        known = self._modules.get((built.function, built.key))
+        if known is not None:
+            return known[1]
+        launch = _launch_of(built)
+        module = load_module(built.cubin, None, self._context.device, built.function)
+        function = load_function(module, launch.function, launch.shared_bytes, built.function)
+        self._modules[built.function, built.key] = (module, function)
+        return function
+
+    def _unload(self, built: Built) -> None:
+        module, _ = self._modules.pop((built.function, built.key))
+        self._call(self._driver.cuModuleUnload, module)
+
+    def _graph_launch(
+        self, step: Step, built: Built, depends: tuple[int, ...], *, network: bool = False
+    ) -> Any:
+        """network: read and write one arena, as an inference does, with the model's weights."""
+        from yolomlir.runtime.cuda_graph import Launch
+
+        kernel = _launch_of(built)
+        results = self._inputs.address if network else self._results.address
+        arguments: list[Any] = []
+        for argument in step.arguments:
+            if argument.view is not None:
+                arguments += _view(self._inputs.address, argument.view)
+            else:
+                name = str(argument.weight)
+                at = self._packed[name] if network else self._exact_weight(name)
+                arguments.append(ctypes.c_uint64(at))
+        for view in step.results:
+            arguments += _view(results, view)
+        if kernel.workspace_bytes:
+            arguments.append(ctypes.c_uint64(self._workspace(step.layer, kernel.workspace_bytes)))
+        return Launch(
+            self._function(built), kernel.grid, kernel.block, kernel.shared_bytes, arguments,
+            kernel.programmatic, depends, step.layer,
+        )  # fmt: skip
+
+    def _exact_weight(self, name: str) -> int:
+        return self._weight(name, tuple(self._workload.weights[name].shape))
+
+    def _workspace(self, layer: str, size_bytes: int) -> int:
+        """Zeroed scratch that belongs to one size and launch; kernels leave it as they found it."""
+        if (layer, size_bytes) not in self._workspaces:
+            self._workspaces[layer, size_bytes] = self._allocate(size_bytes).address
+        return self._workspaces[layer, size_bytes]
+
+    # ---- the protocol -----------------------------------------------------------------------
+
+    def check(self, case: Case, built: Built) -> str | None:
+        """Run it once on poisoned results and compare them with the reference's."""
+        step = case.steps[0]
+        self._context.make_current()
+        try:
+            for view in step.results:
+                self._poison(view)
+            self._graph_launch(step, built, ()).enqueue(self._stream)
+            self._call(self._driver.cuStreamSynchronize, self._stream)
+            found = [self._download(view) for view in step.results]
+        finally:
+            self._unload(built)
+        reference = self._references.setdefault(case.name, found)
+        allowed = tolerance(case, _SPAN * 0.25)
+        for ours, theirs in zip(found, reference, strict=True):
+            if not np.isfinite(ours).all():
+                return "leaves outputs unwritten, or not finite"
+            worst = float(np.abs(ours.astype(np.float64) - theirs).max())
+            if worst > allowed:
+                return f"differs from the default tile's output by {worst:g} (allowed: {allowed:g})"
+        return None
+
+    def _poison(self, view: View) -> None:
+        foot = Footprint.of(view)
+        start = self._driver.CUdeviceptr(self._results.address + foot.start)
+        self._call(self._driver.cuMemsetD8, start, 0xFF, foot.end - foot.start)
+
+    def _download(self, view: View) -> NDArray[Any]:
+        """The values of a view, without what lies between its rows: positions x channels."""
+        item = ITEM_BYTES[view.dtype]
+        channels = view.shape[1] if len(view.shape) == 4 else view.shape[-1]
+        positions = int(np.prod(view.shape)) // channels
+        rows = np.empty((positions, view.pitch), view.dtype)
+        size = ((positions - 1) * view.pitch + channels) * item
+        start = self._driver.CUdeviceptr(self._results.address + view.offset_bytes)
+        self._call(self._driver.cuMemcpyDtoH, rows.ctypes.data, start, size)
+        return rows[:, :channels].copy()
+
+    def time(self, case: Case, built: Built, samples: int) -> Timing:
+        """Chains over the function's real views, one launch after the other."""
+        from yolomlir.runtime.cuda_graph import KernelGraph
+
+        self._context.make_current()
+        try:
+            launches = [
+                self._graph_launch(case.steps[i % case.count], built, (i - 1,) if i else ())
+                for i in range(CHAIN)
+            ]
+            graph = KernelGraph(launches)
+            try:
+                return self._time(graph, samples, CHAIN)
+            finally:
+                graph.destroy()
+        finally:
+            self._unload(built)
+
+    def network(self, chosen: Mapping[str, Built], samples: int) -> Timing:
+        """The plan's graph with its own dependencies; modules stay loaded from call to call."""
+        from yolomlir.runtime.cuda_graph import KernelGraph
+
+        self._context.make_current()
+        self._pack(chosen)
+        launches = [
+            self._graph_launch(step, chosen[step.kernel], step.depends, network=True)
+            for step in self._workload.plan.steps
+        ]
+        graph = KernelGraph(launches)
+        try:
+            return self._time(graph, samples, 1)
+        finally:
+            graph.destroy()
+
+    def _pack(self, chosen: Mapping[str, Built]) -> None:
+        if self._packed:
+            return
+        from yolomlir.codegen.gpu.program import _pack_weights
+
+        launches = {name: _launch_of(built) for name, built in chosen.items()}
+        weights = _pack_weights(self._workload.plan, launches, self._workload.weights)
+        for name, values in weights.items():
+            memory = self._allocate(values.nbytes)
+            memory.upload(np.ascontiguousarray(values))
+            self._packed[name] = memory.address
+
+    def _time(self, graph: Any, samples: int, launches: int) -> Timing:
+        """Events around a few replays each; the first ones only warm up."""
+        call, driver = self._call, self._driver
+        replays = 4
+        times = []
+        for sample in range(samples + 2):
+            call(driver.cuEventRecord, self._events[0], self._stream)
+            for _ in range(replays):
+                graph.enqueue(self._stream)
+            call(driver.cuEventRecord, self._events[1], self._stream)
+            call(driver.cuEventSynchronize, self._events[1])
+            if sample >= 2:
+                times.append(call(driver.cuEventElapsedTime, *self._events))
+        each = [1e3 * t / replays / launches for t in times]
+        middle = statistics.median(each)
+        return Timing(middle, statistics.median(abs(t - middle) for t in each))
+
+    def close(self) -> None:
+        """Free everything on the GPU; a second call does nothing."""
+        if self._context is None:
+            return
+        self._context.make_current()
+        for module, _ in self._modules.values():
+            self._call(self._driver.cuModuleUnload, module)
+        for memory in self._memory:
+            memory.free()
+        for event in self._events:
+            self._call(self._driver.cuEventDestroy, event)
+        self._call(self._driver.cuStreamDestroy, self._stream)
+        self._context.release()
+        self._context = None  # type: ignore[assignment]
+
+    def __enter__(self) -> CudaMeasure:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _launch_of(built: Built) -> KernelLaunch:
+    if built.launch is None:
+        raise InternalError(f"candidate {built.key} was not built: {built.fault}")
+    return built.launch
+
+
+def _view(base: int, view: View) -> list[Any]:
+    return [ctypes.c_uint64(base + view.offset_bytes), ctypes.c_int32(view.pitch)]
+
+
+def _exact(shape: Sequence[int], name: str, unit: float) -> NDArray[np.float32]:
+    """Whole numbers from -_SPAN to _SPAN times `unit`, the same for the same name."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    values = random.integers(-_SPAN, _SPAN, tuple(shape), endpoint=True)
+    return (values * unit).astype(np.float32)
+
+
+__all__ = ["CHAIN", "CudaMeasure", "Measure", "Timing", "tolerance"]

@@ -1,0 +1,237 @@
+"""Tuning from beginning to end: a model, a GPU and a budget in; winners, rows and tables out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from yolomlir.autotune import signature, tables
+from yolomlir.autotune.build import Builder, ProcessBuilder
+from yolomlir.autotune.calibration import constants_for
+from yolomlir.autotune.database import Database, WinnerRecord
+from yolomlir.autotune.measure import CudaMeasure, Measure
+from yolomlir.autotune.network_stage import Alternatives, NetworkResult, exchange
+from yolomlir.autotune.search import Plan, Progress, Report, Tuner
+from yolomlir.autotune.tables import Table, TableEntry
+from yolomlir.autotune.workload import Case, Workload
+from yolomlir.diagnostics import UserError
+
+logger = logging.getLogger(__name__)
+
+_SEARCH_SHARE = 0.72
+"""Of the budget, from the start on; the rest measures finalists again and tries the whole graph."""
+_CLOSE = 1.05
+"""A candidate this much slower than the fastest may still be the better one in the whole graph."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One function's result. us, default_us: of one launch, microseconds."""
+
+    function: str
+    family: str
+    layer: str
+    count: int
+    signature: str
+    tile: str
+    us: float
+    default_tile: str
+    default_us: float
+    candidates: int
+    from_database: bool
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """What a tuning run found. network: None where everything was known or no time was left."""
+
+    target: str
+    device: str
+    precision: str
+    scale: str
+    rows: list[Row]
+    network: NetworkResult | None
+    measured: int
+    seconds: float
+    missing: list[str]
+    """Functions for which nothing was measured in time."""
+
+    def table(self) -> Table:
+        """The winners as a table to ship."""
+        rows = [
+            (self.precision, r.signature, TableEntry(r.tile, r.us, r.default_us)) for r in self.rows
+        ]
+        return tables.table_of(self.target, self.device, tables.MEASURED, rows)
+
+
+def tune(
+    workload: Workload,
+    *,
+    budget: float,
+    measure: Measure | None = None,
+    builder: Builder | None = None,
+    database: Database | None = None,
+    plan: Plan | None = None,
+    report: Report | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    assembler: str | None = None,
+) -> TuningResult:
+    """Tune every function of a workload that the database does not know, within `budget` seconds.
+
+    measure, builder, database: defaults are the first GPU, worker processes and the user's cache;
+    what is given stays open. Raises UserError where there is no GPU of the workload's target.
+    """
+    started = clock()
+    own_measure = measure is None
+    measure = measure or _gpu(workload)
+    try:
+        database = database or Database.open(workload.target.name, measure.device)
+        run = _Run(workload, measure, database, assembler or signature.assembler_version())
+        if not run.unknown():
+            return run.result(None, 0, clock() - started)
+        own_builder = builder is None
+        builder = builder or ProcessBuilder()
+        try:
+            deadline = started + budget
+            tuner = Tuner(
+                workload, builder, measure, database, run.keys,
+                budget=max(0.0, started + _SEARCH_SHARE * budget - clock()),
+                plan=plan, constants=constants_for(workload.target), report=report, clock=clock,
+            )  # fmt: skip
+            tuner.run()
+            tuner.settle()
+            network = _whole_graph(run, tuner, lambda: deadline - clock(), report)
+        finally:
+            if own_builder:
+                builder.close()
+        return run.result(network, tuner.measured, clock() - started)
+    finally:
+        if own_measure:
+            measure.close()
+
+
+def _gpu(workload: Workload) -> CudaMeasure:
+    from yolomlir.runtime.cuda_driver import require_device
+
+    device = require_device()
+    if device.target != workload.target.name:
+        raise UserError(
+            f"the GPU here, {device.name}, is a {device.target}; nothing can be measured for "
+            f"{workload.target.name}",
+            hint="yolomlir tune --target native tunes for the GPU at hand",
+        )
+    return CudaMeasure(workload)
+
+
+class _Run:
+    """The keys of a workload in a database, and the result from them."""
+
+    def __init__(
+        self, workload: Workload, measure: Measure, database: Database, assembler: str
+    ) -> None:
+        self.workload, self.measure, self.database = workload, measure, database
+        self.keys = {
+            name: signature.entry_key(
+                case.yolo_text, workload.target.name, measure.device, workload.precision, assembler
+            )
+            for name, case in workload.cases.items()
+        }
+        self._known = {name for name, key in self.keys.items() if key in database.winners}
+        stale = [
+            name
+            for name, case in workload.cases.items()
+            if database.stale(signature.text_digest(case.yolo_text), self.keys[name])
+        ]
+        if stale:
+            logger.warning(
+                "%d entries of the tuning database are of another version of the compiler, the "
+                "assembler or the search space: tuning them again",
+                len(stale),
+            )
+
+    def unknown(self) -> list[str]:
+        """Functions that the database has no winner for."""
+        return [name for name in self.keys if name not in self._known]
+
+    def winner(self, name: str) -> WinnerRecord | None:
+        """The database's winner of a function."""
+        return self.database.winners.get(self.keys[name])
+
+    def result(self, network: NetworkResult | None, measured: int, seconds: float) -> TuningResult:
+        """Rows of all functions, the heaviest first."""
+        rows, missing = [], []
+        for name, case in self.workload.cases.items():
+            winner = self.winner(name)
+            if winner is None:
+                missing.append(name)
+            else:
+                rows.append(self._row(case, winner))
+        rows.sort(key=lambda r: (-r.count * r.default_us, r.function))
+        w = self.workload
+        return TuningResult(
+            w.target.name, self.measure.device, w.precision, w.scale, rows, network, measured,
+            seconds, missing,
+        )  # fmt: skip
+
+    def _row(self, case: Case, winner: WinnerRecord) -> Row:
+        times = self.database.times.get(winner.key, {})
+        return Row(
+            case.name, case.problem.family, case.layer, case.count, case.signature, winner.tile,
+            winner.us, winner.default_tile, winner.default_us, len(times),
+            case.name in self._known,
+        )  # fmt: skip
+
+
+def _whole_graph(
+    run: _Run, tuner: Tuner, time_left: Callable[[], float], report: Report | None
+) -> NetworkResult | None:
+    """Exchange tiles in the whole graph, where every step has a winner, and record what changed."""
+    plan = run.workload.plan
+    if any(s.kernel not in run.keys or run.winner(s.kernel) is None for s in plan.steps):
+        return None
+    if time_left() <= 0:
+        return None
+    wanted = {name: _close(run, tuner, name) for name in run.keys}
+    tuner.complete(wanted)
+    alternatives = []
+    for name, keys in wanted.items():
+        kept = tuner.built[name]
+        candidates = tuple(kept[key] for key in keys if key in kept)
+        if not candidates or candidates[0].key != keys[0]:
+            return None
+        winner = run.winner(name)
+        assert winner is not None
+        weight = run.workload.cases[name].count * winner.us
+        alternatives.append(Alternatives(name, candidates, weight))
+
+    def tell(done: int, total: int) -> None:
+        if report is not None:
+            report(Progress("whole graph", done, total, tuner.measured, 0.0, 0.0, time_left()))
+
+    network = exchange(alternatives, run.measure, time_left, tell)
+    for name, key in network.chosen.items():
+        winner = run.winner(name)
+        if winner is not None and winner.tile != key:
+            record = tuner.searches[name].times[key]
+            run.database.add(replace(winner, tile=key, us=record.us))
+    return network
+
+
+def _close(run: _Run, tuner: Tuner, name: str) -> list[str]:
+    """The winner, then what is nearly as fast; only the winner where it was known before."""
+    winner = run.winner(name)
+    assert winner is not None
+    search = tuner.searches[name]
+    if name not in run.unknown():
+        return [winner.tile]
+    near = [
+        key
+        for key in search.fastest()[:3]
+        if search.times[key].final and search.times[key].us <= _CLOSE * winner.us
+    ]
+    return list(dict.fromkeys([winner.tile, *near]))
+
+
+__all__ = ["Row", "TuningResult", "tune"]

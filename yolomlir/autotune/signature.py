@@ -1,0 +1,118 @@
+"""Names for dispatch functions: readable and lasting for tables, exact and strict for the database.
+
+Both are taken from the `yolo` level, where tiles are assigned. With the sources of lowering and code
+generation (`code_fingerprint`) the text of a function decides the linalg function and the kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+
+import yolomlir
+from yolomlir.autotune.space import SPACE_VERSION
+from yolomlir.bindings import SUPPORTED_LLVM, ir
+from yolomlir.dialects import yolo
+
+_TILE = "yolo.tile"
+_SOURCES = ("codegen/gpu/*.py", "codegen/linalg*.py", "passes/lower_to_linalg.py")
+_DTYPES = {"f32": "", "ui8": "u8", "si8": "i8", "f16": "f16"}
+
+
+def function_text(function: ir.Operation) -> str:
+    """The function in canonical form: without its name, tile and locations."""
+    text = str(function.get_asm(use_local_scope=True, enable_debug_info=False))
+    name = yolo.string(function, "sym_name")
+    text = text.replace(f"@{name}(", "@dispatch(", 1)
+    return re.sub(r",? ?yolo\.tile = \{[^}]*\}", "", text, count=1).strip()
+
+
+def signature(function: ir.Operation) -> str:
+    """Family, operands, ops with what changes them, result, as one readable line.
+
+    Such as `conv2d 1x64x160x160,64x64x3x3,64 > conv2d[padding=1;strides=2] silu >
+    1x64x80x80`. It has all that decides which tile is best and nothing that a small change of the
+    compiler alters.
+    """
+    block = function.regions[0].blocks[0]
+    operands = ",".join(_type(value.type) for value in block.arguments)
+    ops = []
+    for view in block.operations:
+        op = view.operation
+        if op.name == "func.return":
+            result = ",".join(_type(value.type) for value in op.operands)
+        else:
+            ops.append(_op(op))
+    return f"{yolo.string(function, 'yolo.family')} {operands} > {' '.join(ops)} > {result}"
+
+
+def entry_key(text: str, target: str, device: str, precision: str, assembler: str) -> str:
+    """The database's key: a digest of everything that can change which tile is fastest."""
+    parts = (
+        text, target, device, precision, assembler,
+        str(SPACE_VERSION), code_fingerprint(), SUPPORTED_LLVM,
+    )  # fmt: skip
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def text_digest(text: str) -> str:
+    """Of a function alone: the same in entries that other parts of the key tell apart."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def code_fingerprint() -> str:
+    """A digest of the sources between a function and its machine code."""
+    digest = hashlib.sha256()
+    for root in map(Path, yolomlir.__path__):
+        for pattern in _SOURCES:
+            for file in sorted(root.glob(pattern)):
+                digest.update(file.name.encode())
+                digest.update(file.read_bytes())
+    # The passes lie beside the package in a checkout, and inside it when installed.
+    from yolomlir.passes import lower_to_linalg
+
+    digest.update(Path(lower_to_linalg.__file__).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def assembler_version() -> str:
+    """nvJitLink's, or `none` where there is none."""
+    from yolomlir.codegen.gpu.ptx import _nvjitlink
+    from yolomlir.diagnostics import UserError
+
+    try:
+        return ".".join(str(part) for part in _nvjitlink().version())
+    except UserError:
+        return "none"
+
+
+def _type(type_: ir.Type) -> str:
+    tensor = ir.RankedTensorType(type_)
+    return "x".join(map(str, tensor.shape)) + _DTYPES.get(str(tensor.element_type), "?")
+
+
+def _op(op: ir.Operation) -> str:
+    options = []
+    for name in op.attributes:
+        text = _plain(op.attributes[name])
+        if (name, text) not in _USUAL:
+            options.append(f"{name}={text}")
+    kind = op.name.removeprefix("yolo.")
+    return f"{kind}[{';'.join(sorted(options))}]" if options else kind
+
+
+_USUAL = {("strides", "1"), ("dilations", "1"), ("groups", "1"), ("padding", "0"), ("scale", "1.0")}
+
+
+def _plain(attribute: ir.Attribute) -> str:
+    """Numbers and words, without types; one number for several equal ones."""
+    if isinstance(attribute, ir.DenseI64ArrayAttr):
+        values = [str(int(v)) for v in attribute]
+        return values[0] if len(set(values)) == 1 else " ".join(values)
+    if isinstance(attribute, (ir.IntegerAttr, ir.FloatAttr, ir.StringAttr, ir.BoolAttr)):
+        return str(attribute.value)
+    return re.sub(r"\s+", " ", str(attribute))

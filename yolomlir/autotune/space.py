@@ -1,0 +1,270 @@
+"""What can be chosen for a dispatch: its tiles, by kernel family, each with a stable textual key."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+
+from yolomlir.autotune.cost_model import DEFAULT, Constants, Device, Features, predict_us
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu import conv2d_space
+from yolomlir.codegen.gpu.conv2d_space import ConvTiles
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile, objection
+from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
+from yolomlir.codegen.gpu.epilogue import Epilogue
+from yolomlir.diagnostics import UnsupportedError, UserError
+from yolomlir.dialects import yolo
+from yolomlir.target import Target
+
+SPACE_VERSION = 1
+"""Of the options of the tiles and what they mean; measurements of another one do not count."""
+
+Tile = Any
+"""A family's dataclass of integers and flags, such as `ConvTile`."""
+
+_MODULES = {"depthwise": "DepthwiseTile", "max_pool": "MaxPoolTile", "attention": "AttentionTile",
+            "detect": "DetectTile"}  # fmt: skip
+_WITH_FLAGS = 256
+"""Geometries of which every combination of flags is ranked."""
+_VARIETY = 3
+"""Candidates of one block size among the first ones: the model may be wrong about all of them."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A dispatch to be tuned. shape: of the family's own kind, hashable (`ConvShape`, …)."""
+
+    family: str
+    shape: Any
+    target: Target
+    precision: str
+
+
+def problem_of(function: ir.Operation, target: Target, precision: str) -> Problem:
+    """Of a dispatch function at the linalg level. Raises UnsupportedError for other forms."""
+    family = yolo.string(function, "yolo.family")
+    if family == "conv2d":
+        return Problem(family, match_conv(function, precision=precision).shape, target, precision)
+    if family not in _MODULES:
+        raise UnsupportedError(f"no tiles are known for family '{family}'")
+    shape = _module(family).parse(function)
+    if family == "depthwise":  # the tile does not depend on the epilogue, which holds IR
+        shape = dataclasses.replace(shape, epilogue=Epilogue(None))
+    return Problem(family, shape, target, precision)
+
+
+# ---- keys ---------------------------------------------------------------------------------------
+
+
+def key_of(tile: Tile) -> str:
+    """`block_m=64,block_n=32,…`: every option in the order of the tile's fields."""
+    fields = dataclasses.fields(tile)
+    return ",".join(f"{f.name}={int(getattr(tile, f.name))}" for f in fields)
+
+
+def tile_of(family: str, key: str) -> Tile:
+    """The inverse; options that are not named have their defaults.
+
+    Raises UserError for a key of another family or version.
+    """
+    kind = _tile_kind(family)
+    types = {f.name: f for f in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    try:
+        for item in key.split(","):
+            name, _, text = item.partition("=")
+            flag = str(types[name].type) == "bool"
+            values[name] = bool(int(text)) if flag else int(text)
+        return kind(**values)
+    except (KeyError, ValueError, TypeError) as error:
+        raise UserError(
+            f"'{key}' is not a tile of family '{family}'", hint=f"options: {', '.join(types)}"
+        ) from error
+
+
+def attribute(tile: Tile) -> ir.Attribute:
+    """The `yolo.tile` dictionary of a tile, in the current context."""
+    if isinstance(tile, ConvTile):
+        return tile.to_attribute()
+    from yolomlir.codegen.gpu.tile import to_attribute
+
+    return to_attribute(tile)
+
+
+def illegal(problem: Problem, tile: Tile) -> str | None:
+    """Why no kernel can be made of a tile; None where it can, as far as that is known."""
+    if not isinstance(tile, _tile_kind(problem.family)):
+        return f"is a tile of another family than '{problem.family}'"
+    if problem.family == "conv2d":
+        return objection(tile, problem.shape, problem.target, problem.precision)
+    return None if tile in _listed(problem) else "is not one of the family's tiles"
+
+
+# ---- candidates ---------------------------------------------------------------------------------
+
+
+def default(problem: Problem) -> Tile:
+    """The tile that is taken without measurements. Raises UnsupportedError where none is legal."""
+    family, shape, target = problem.family, problem.shape, problem.target
+    if family == "conv2d":
+        return default_tile(shape, target, problem.precision)
+    choose: Callable[..., Tile] = _module(family).default_tile
+    if family == "attention":
+        return choose(shape, target, problem.precision)
+    return choose(shape, target)
+
+
+@lru_cache(maxsize=512)
+def ranked(problem: Problem, constants: Constants = DEFAULT, count: int = 512) -> tuple[Tile, ...]:
+    """The most promising tiles first: by the cost model for convolutions, else in a fixed order.
+
+    Few tiles of one block size come among the first, and of combinations of flags, of which the
+    model knows little, each geometry's likeliest one comes before the others.
+    """
+    if problem.family != "conv2d":
+        return _listed(problem)[:count]
+    shape: ConvShape = problem.shape
+    device, precision = Device.of(problem.target), problem.precision
+    tiles = conv2d_space.pipelines(conv2d_space.geometries(shape, problem.target))
+    tiles = tiles.where(conv2d_space.legal(tiles, problem.target, precision))
+    if not len(tiles):
+        return ()
+    us = predict_us(Features.of(tiles, precision), device, constants)
+    order = np.argsort(us, kind="stable")
+    chosen = [int(row) for row in order[: 4 * count] if np.isfinite(us[row])]
+    return tuple(tiles.tile(row) for row in _varied(tiles, chosen)[:count])
+
+
+def _varied(tiles: ConvTiles, rows: list[int]) -> list[int]:
+    """Rows in their order, but of each block size at most `_VARIETY` in each turn."""
+    turns: dict[int, list[int]] = {}
+    seen: dict[tuple[int, ...], int] = {}
+    columns = (tiles.block_m, tiles.block_n, tiles.warps_k, tiles.cluster_k)
+    for row in rows:
+        block = tuple(int(column[row]) for column in columns)
+        turn = seen.get(block, 0)
+        seen[block] = turn + 1
+        turns.setdefault(turn // _VARIETY, []).append(row)
+    return [row for turn in sorted(turns) for row in turns[turn]]
+
+
+def predicted_us(
+    problem: Problem, tiles: list[Tile], constants: Constants = DEFAULT
+) -> list[float]:
+    """The model's time of each tile of a convolution, microseconds."""
+    table = ConvTiles.of(problem.shape, tiles)
+    features = Features.of(table, problem.precision)
+    return [float(v) for v in predict_us(features, Device.of(problem.target), constants)]
+
+
+def neighbours(problem: Problem, tile: Tile) -> list[Tile]:
+    """Legal tiles that differ from one in one option (or two that go together), in a fixed order."""
+    if problem.family != "conv2d":
+        return list(_listed(problem))
+    found = []
+    for changed in _changes(tile):
+        if changed != tile and illegal(problem, changed) is None:
+            found.append(changed)
+    return list(dict.fromkeys(found))
+
+
+def _changes(tile: ConvTile) -> Iterator[ConvTile]:
+    def change(**options: Any) -> ConvTile:
+        return dataclasses.replace(tile, **options)
+
+    for name in conv2d_space.FLAGS:
+        yield change(**{name: not getattr(tile, name)})
+    for stages in _around(conv2d_space.DEPTHS, tile.stages):
+        yield change(stages=stages)
+    for block_k in _around(conv2d_space.BLOCK_K, tile.block_k):
+        yield change(block_k=block_k)
+        yield change(block_k=block_k, stages=max(2, tile.stages * tile.block_k // block_k))
+    for name in ("warps_m", "warps_n", "warps_k", "cluster_k"):
+        for value in (getattr(tile, name) * 2, getattr(tile, name) // 2):
+            if value >= 1:
+                yield change(**{name: value})
+    for grown, shrunk in (("warps_k", "warps_m"), ("warps_k", "warps_n"), ("warps_m", "warps_n"),
+                          ("warps_m", "warps_k"), ("warps_n", "warps_k"), ("warps_n", "warps_m"),
+                          ("cluster_k", "warps_k"), ("warps_k", "cluster_k")):  # fmt: skip
+        if getattr(tile, shrunk) % 2 == 0:
+            larger, smaller = 2 * getattr(tile, grown), getattr(tile, shrunk) // 2
+            yield change(**{grown: larger, shrunk: smaller})
+    for name, warps in (("block_m", "warps_m"), ("block_n", "warps_n")):
+        for size in (2 * getattr(tile, name), getattr(tile, name) // 2):
+            yield change(**{name: size})
+            count = max(1, getattr(tile, warps) * size // getattr(tile, name))
+            yield change(**{name: size, warps: count})
+
+
+def _around(values: tuple[int, ...], value: int) -> list[int]:
+    """The next smaller and the next larger one."""
+    smaller = [v for v in values if v < value]
+    larger = [v for v in values if v > value]
+    return smaller[-1:] + larger[:1]
+
+
+def sample(problem: Problem, count: int, seed: str) -> list[Tile]:
+    """Legal tiles at random, the same for the same seed: they show where the model is wrong."""
+    generator = random.Random(seed)
+    if problem.family != "conv2d":
+        listed = list(_listed(problem))
+        return generator.sample(listed, min(count, len(listed)))
+    pool = list(ranked(problem))
+    return generator.sample(pool, min(count, len(pool)))
+
+
+# ---- the small families: every tile -------------------------------------------------------------
+
+
+@lru_cache(maxsize=512)
+def _listed(problem: Problem) -> tuple[Tile, ...]:
+    usual = default(problem)
+    kind = type(usual)
+    module, target = _module(problem.family), problem.target
+    tiles: list[Tile]
+    if problem.family == "depthwise":
+        width = problem.shape.shape.out_width
+        sizes = [p for p in (1, 2, 4, 8) if p <= width]
+        tiles = [kind(p, threads) for p in sizes for threads in (32, 64, 128, 256, 512)]
+    elif problem.family == "max_pool":
+        tiles = _pool_tiles(problem, kind)
+        limit = target.shared_memory_bytes
+        tiles = [t for t in tiles if module.shared_bytes(problem.shape, t) <= limit]
+    elif problem.family == "attention":
+        # More queries or keys at once than these would not fit the registers.
+        pairs = ((1, 1), (2, 1)) if problem.precision == "fp32" else ((1, 1), (1, 2), (2, 1))
+        tiles = [kind(q, k, warps) for q, k in pairs for warps in (4, 8, 16)]
+        limit = target.shared_memory_bytes
+        tiles = [t for t in tiles if module.shared_bytes(problem.shape, t) <= limit]
+    else:
+        tiles = [kind(threads, lanes) for threads in (512, 1024) for lanes in (1, 2, 4, 8, 16, 32)]
+    return tuple(dict.fromkeys([usual, *tiles]))
+
+
+def _pool_tiles(problem: Problem, kind: Any) -> list[Tile]:
+    pool = problem.shape
+    tiles = []
+    for parts in range(1, max(pool.out_height, pool.out_width) + 1):
+        rows, columns = -(-pool.out_height // parts), -(-pool.out_width // parts)
+        if parts <= 5:
+            tiles += [kind(rows, columns, c, t) for c in (4, 8, 16) for t in (128, 256)]
+    return [t for t in tiles if pool.channels % t.channels == 0]
+
+
+def _module(family: str) -> Any:
+    return importlib.import_module(f"yolomlir.codegen.gpu.{family}")
+
+
+def _tile_kind(family: str) -> type[Any]:
+    if family == "conv2d":
+        return ConvTile
+    if family not in _MODULES:
+        raise UserError(f"no tiles are known for family '{family}'")
+    return cast("type[Any]", getattr(_module(family), _MODULES[family]))
