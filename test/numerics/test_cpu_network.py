@@ -1,4 +1,4 @@
-"""The whole network on the CPU backend, from a checkpoint to rows, against the float64 reference."""
+"""The whole network on the CPU, from a checkpoint to rows, against the float64 reference."""
 
 from __future__ import annotations
 
