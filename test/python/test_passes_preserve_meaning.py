@@ -59,6 +59,28 @@ def _check_arena(graph: Graph, expected: list[np.ndarray], plans: tuple[str, ...
             _close(list(outputs.values()), expected, f"{text}, {order}")
 
 
+def _order(graph: Graph, plan_pass: str) -> list[int]:
+    """For each step of a plan the steps that come before it in every order, as a bit mask."""
+    _run(graph, plan_pass, PassContext(weights=graph.weights))
+    found: list[int] = []
+    for step in build_plan(graph.module).steps:
+        found.append(0)
+        for index in step.depends:
+            found[-1] |= found[index] | 1 << index
+    return found
+
+
+@given(recipe=recipes())
+@quick
+def test_concurrent_reuse_costs_no_parallelism(recipe: Recipe) -> None:
+    with yolo.new_context(), ir.Location.unknown():
+        graph = build(recipe, layout=Layout.NHWC)
+        for text in OWN:
+            _run(graph, text, PassContext(weights=graph.weights))
+        free = _order(graph, "yolo-plan-memory{reuse=none}")
+        assert _order(graph, "yolo-plan-memory{reuse=concurrent}") == free
+
+
 @given(recipe=recipes())
 @quick
 def test_graph_passes_one_after_the_other(recipe: Recipe) -> None:
