@@ -39,7 +39,7 @@ _FILE = "constants.json"
 def constants_for(target: object) -> Constants:
     """The shipped constants of a target; those of the GPU they were fitted on for any other."""
     del target  # cycles and ratios: fitted on one GPU, used for all
-    file = resources.files("yolomlir.autotune").joinpath("tables", _FILE)
+    file = resources.files("yolomlir.autotune") / "tables" / _FILE
     if not file.is_file():
         return DEFAULT
     data = json.loads(file.read_text(encoding="utf-8"))

@@ -2,8 +2,8 @@
 
 The model follows a block through its life: start, one step of K after the other, epilogue. A step
 takes as long as the slowest of its asynchronous copies (L2 to shared memory), its tensor-core
-products, the issue of its instructions, and the latency that its pipeline does not hide. Blocks that
-share a multiprocessor share its rates; blocks beyond what fits take further waves. All constants
+products, the issue of its instructions, and the latency that its pipeline does not hide. Blocks
+that share a multiprocessor share its rates; blocks beyond what fits take further waves. Constants
 are cycles, bytes a cycle or ratios, so that they carry over to a GPU of another clock and size.
 """
 
@@ -106,7 +106,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Features:
-    """What the model needs of tiles, a value a row; rows of several shapes may follow each other."""
+    """What the model needs of tiles, a value a row; rows may be of several shapes."""
 
     columns: dict[str, Floats]
 

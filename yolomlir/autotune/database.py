@@ -30,7 +30,7 @@ SUFFIX = ".jsonl"
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """What a key stands for. digest: of the function alone. options: of the problem, for fitting."""
+    """What a key stands for. digest: of the function alone. shape: of a convolution."""
 
     key: str
     digest: str
@@ -120,10 +120,10 @@ class Database:
             logger.warning("%s: %d damaged lines were left out", path, self.damaged)
 
     def _take(self, line: str) -> None:
-        data = _parsed(line)
+        data = _parsed(line) or {}
         try:
-            record = _KINDS[data.pop("kind")](**data)  # type: ignore[union-attr]
-        except (AttributeError, KeyError, TypeError):
+            record = _KINDS[data.pop("kind")](**data)
+        except (KeyError, TypeError):
             self.damaged += 1
             return
         if not _well_typed(record):

@@ -1,4 +1,4 @@
-"""The tile of a dispatch function from what is known: the user's database, then the shipped table."""
+"""The tile of a dispatch function, as the user's database or the shipped table knows it."""
 
 from __future__ import annotations
 

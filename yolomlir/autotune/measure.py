@@ -6,7 +6,8 @@ import ctypes
 import logging
 import statistics
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ CHAIN = 20
 _SPAN = 8
 """Values are whole numbers of at most this size, times a power of two: sums of their products are
 exact in any order, so that the outputs of all tiles of a convolution are equal bit for bit."""
+_WARM_UP_REPLAYS = 3000
 _SLACK = 1 << 16
 """Bytes behind an arena: the last row of a view with a pitch is shorter than the pitch."""
 
@@ -37,6 +39,10 @@ class Timing:
 
     us: float
     spread: float = 0.0
+
+
+class CandidateError(Exception):
+    """A candidate cannot be run; others still can."""
 
 
 class Measure(Protocol):
@@ -52,7 +58,7 @@ class Measure(Protocol):
         """
 
     def time(self, case: Case, built: Built, samples: int) -> Timing:
-        """The time of one launch in a chain."""
+        """The time of one launch in a chain. Raises CandidateError."""
 
     def network(self, chosen: Mapping[str, Built], samples: int) -> Timing:
         """The time of a whole inference, microseconds, with a candidate for each function."""
@@ -76,7 +82,7 @@ class CudaMeasure:
     a chain sees the same data."""
 
     def __init__(self, workload: Workload) -> None:
-        from yolomlir.runtime.cuda_driver import Context, DeviceMemory, call, driver
+        from yolomlir.runtime.cuda_driver import Context, DeviceMemory, call, driver  # type: ignore[attr-defined]
 
         self._workload = workload
         self._context = Context()
@@ -89,6 +95,7 @@ class CudaMeasure:
         self._memory: list[DeviceMemory] = []
         self._inputs, self._results = self._allocate(size), self._allocate(size)
         self._inputs.upload(_exact((size // 4,), "activations", 0.25))
+        self._warm = False
         self._weights: dict[str, int] = {}
         self._packed: dict[str, int] = {}
         self._workspaces: dict[tuple[str, int], int] = {}
@@ -127,8 +134,9 @@ class CudaMeasure:
         return function
 
     def _unload(self, built: Built) -> None:
-        module, _ = self._modules.pop((built.function, built.key))
-        self._call(self._driver.cuModuleUnload, module)
+        module, _ = self._modules.pop((built.function, built.key), (None, None))
+        if module is not None:
+            self._call(self._driver.cuModuleUnload, module)
 
     def _graph_launch(
         self, step: Step, built: Built, depends: tuple[int, ...], *, network: bool = False
@@ -168,16 +176,12 @@ class CudaMeasure:
 
     def check(self, case: Case, built: Built) -> str | None:
         """Run it once on poisoned results and compare them with the reference's."""
-        step = case.steps[0]
         self._context.make_current()
         try:
-            for view in step.results:
-                self._poison(view)
-            self._graph_launch(step, built, ()).enqueue(self._stream)
-            self._call(self._driver.cuStreamSynchronize, self._stream)
-            found = [self._download(view) for view in step.results]
-        finally:
-            self._unload(built)
+            with self._loaded(built):
+                found = self._outputs(case.steps[0], built)
+        except CandidateError as fault:
+            return str(fault)
         reference = self._references.setdefault(case.name, found)
         allowed = tolerance(case, _SPAN * 0.25)
         for ours, theirs in zip(found, reference, strict=True):
@@ -187,6 +191,27 @@ class CudaMeasure:
             if worst > allowed:
                 return f"differs from the default tile's output by {worst:g} (allowed: {allowed:g})"
         return None
+
+    @contextmanager
+    def _loaded(self, built: Built) -> Iterator[None]:
+        """Load a candidate for a while. An error that leaves the GPU usable is the candidate's."""
+        from yolomlir.runtime.cuda_driver import CudaError
+
+        try:
+            try:
+                yield
+            finally:
+                self._unload(built)
+        except CudaError as error:
+            self._call(self._driver.cuCtxSynchronize)  # fails again where nothing can go on
+            raise CandidateError(str(error)) from error
+
+    def _outputs(self, step: Step, built: Built) -> list[NDArray[Any]]:
+        for view in step.results:
+            self._poison(view)
+        self._graph_launch(step, built, ()).enqueue(self._stream)
+        self._call(self._driver.cuStreamSynchronize, self._stream)
+        return [self._download(view) for view in step.results]
 
     def _poison(self, view: View) -> None:
         foot = Footprint.of(view)
@@ -202,25 +227,33 @@ class CudaMeasure:
         size = ((positions - 1) * view.pitch + channels) * item
         start = self._driver.CUdeviceptr(self._results.address + view.offset_bytes)
         self._call(self._driver.cuMemcpyDtoH, rows.ctypes.data, start, size)
-        return rows[:, :channels].copy()
+        return np.ascontiguousarray(rows[:, :channels])
 
     def time(self, case: Case, built: Built, samples: int) -> Timing:
         """Chains over the function's real views, one launch after the other."""
         from yolomlir.runtime.cuda_graph import KernelGraph
 
         self._context.make_current()
-        try:
+        with self._loaded(built):
             launches = [
                 self._graph_launch(case.steps[i % case.count], built, (i - 1,) if i else ())
                 for i in range(CHAIN)
             ]
             graph = KernelGraph(launches)
             try:
+                self._warm_up(graph)
                 return self._time(graph, samples, CHAIN)
             finally:
                 graph.destroy()
-        finally:
-            self._unload(built)
+
+    def _warm_up(self, graph: Any) -> None:
+        """Work for a while, once: an idle GPU's clock is low."""
+        if self._warm:
+            return
+        self._warm = True
+        for _ in range(_WARM_UP_REPLAYS):
+            graph.enqueue(self._stream)
+        self._call(self._driver.cuStreamSynchronize, self._stream)
 
     def network(self, chosen: Mapping[str, Built], samples: int) -> Timing:
         """The plan's graph with its own dependencies; modules stay loaded from call to call."""
@@ -306,4 +339,4 @@ def _exact(shape: Sequence[int], name: str, unit: float) -> NDArray[np.float32]:
     return (values * unit).astype(np.float32)
 
 
-__all__ = ["CHAIN", "CudaMeasure", "Measure", "Timing", "tolerance"]
+__all__ = ["CHAIN", "CandidateError", "CudaMeasure", "Measure", "Timing", "tolerance"]

@@ -14,17 +14,19 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from yolomlir.autotune import space
 from yolomlir.autotune.build import Builder, Built, Job, jobs_of
 from yolomlir.autotune.cost_model import DEFAULT, Constants
 from yolomlir.autotune.database import CaseRecord, Database, TimeRecord, WinnerRecord
-from yolomlir.autotune.measure import Measure, Timing
+from yolomlir.autotune.measure import CandidateError, Measure, Timing
 from yolomlir.autotune.workload import Case, Workload
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.diagnostics import InternalError, UserError
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 NOISE = 0.01
 """Relative difference under which two times count as equal."""
@@ -126,7 +128,7 @@ class CaseSearch:
 
     def _opening(self) -> list[str]:
         problem = self.case.problem
-        first = [space.key_of(t) for t in space.ranked(problem, self.constants)]
+        first = list(space.ranked_keys(problem, self.constants))
         chosen = [self.default_key, *first[: self.plan.first]]
         chosen += [space.key_of(t) for t in space.sample(problem, self.plan.random, self.key)]
         return chosen + first
@@ -141,7 +143,7 @@ class CaseSearch:
                 continue
             tiles = space.neighbours(problem, space.tile_of(family, key))
             near += [space.key_of(t) for t in self._by_model(tiles)]
-        ranked = [space.key_of(t) for t in space.ranked(problem, self.constants)]
+        ranked = space.ranked_keys(problem, self.constants)
         fresh_near = [k for k in dict.fromkeys(near) if k not in self.asked]
         fresh_ranked = [k for k in ranked if k not in self.asked]
         share = max(1, 3 * self.plan.batch // 4)
@@ -288,28 +290,33 @@ class Tuner:
     def _try(self, search: CaseSearch, built: Built) -> None:
         """Check and time a candidate, and record what came of it."""
         is_default = built.key == search.default_key
-        fault: object = None if is_default and built.launch else built.fault
+        fault = None if is_default and built.launch else built.fault
         fault = fault or self._guarded(search, built, lambda: self._check(search, built))
         if fault:
             if is_default:
                 logger.warning("%s: the default tile %s", search.case.name, fault)
             self._record(search, TimeRecord(search.key, built.key, fault=str(fault)))
             return
-        self._record(search, self._time(search, built, QUICK_SAMPLES))
+        record = self._time(search, built, QUICK_SAMPLES)
+        self._record(search, record)
         self.measured += 1
-        self._keep(search, built)
+        if not record.fault:
+            self._keep(search, built)
 
     def _time(self, search: CaseSearch, built: Built, samples: int) -> TimeRecord:
-        timing = self._guarded(
-            search, built, lambda: self._measure.time(search.case, built, samples)
-        )
-        assert isinstance(timing, Timing)
+        def measure() -> Timing:
+            return self._measure.time(search.case, built, samples)
+
+        try:
+            timing = self._guarded(search, built, measure)
+        except CandidateError as fault:
+            return TimeRecord(search.key, built.key, fault=str(fault))
         return TimeRecord(search.key, built.key, timing.us, timing.spread)
 
     def _check(self, search: CaseSearch, built: Built) -> str | None:
         return self._measure.check(search.case, built)
 
-    def _guarded(self, search: CaseSearch, built: Built, action: Callable[[], object]) -> object:
+    def _guarded(self, search: CaseSearch, built: Built, action: Callable[[], T]) -> T:
         """Do something on the GPU. A failure ends the process's use of it: remember the culprit, so
         that the next run goes on without it."""
         try:
@@ -376,9 +383,9 @@ class Tuner:
             for key, records in again.items():
                 records.append(self._time(search, kept[key], FINAL_SAMPLES))
         for records in again.values():
-            middle = sorted(records, key=lambda r: r.us)[1]
+            middle = sorted(records, key=lambda r: (r.fault == "", r.us))[1]
             self._record(search, dataclasses.replace(middle, final=True))
-        final = [search.times[key] for key in finalists]
+        final = [r for r in (search.times[key] for key in finalists) if not r.fault]
         if final:
             self._win(search, final)
 

@@ -1,7 +1,8 @@
-"""Names for dispatch functions: readable and lasting for tables, exact and strict for the database.
+"""Names of dispatch functions: readable and lasting for tables, exact for the database.
 
-Both are taken from the `yolo` level, where tiles are assigned. With the sources of lowering and code
-generation (`code_fingerprint`) the text of a function decides the linalg function and the kernel.
+Both are taken from the `yolo` level, where tiles are assigned. Together with the sources of
+lowering and code generation (`code_fingerprint`), a function's text decides its linalg form and
+its kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be chosen for a dispatch: its tiles, by kernel family, each with a stable textual key."""
+"""What can be chosen for a dispatch: tiles, by kernel family, each with a stable textual key."""
 
 from __future__ import annotations
 
@@ -142,6 +142,12 @@ def ranked(problem: Problem, constants: Constants = DEFAULT, count: int = 512) -
     return tuple(tiles.tile(row) for row in _varied(tiles, chosen)[:count])
 
 
+@lru_cache(maxsize=512)
+def ranked_keys(problem: Problem, constants: Constants = DEFAULT) -> tuple[str, ...]:
+    """Their keys."""
+    return tuple(key_of(tile) for tile in ranked(problem, constants))
+
+
 def _varied(tiles: ConvTiles, rows: list[int]) -> list[int]:
     """Rows in their order, but of each block size at most `_VARIETY` in each turn."""
     turns: dict[int, list[int]] = {}
@@ -165,14 +171,11 @@ def predicted_us(
 
 
 def neighbours(problem: Problem, tile: Tile) -> list[Tile]:
-    """Legal tiles that differ from one in one option (or two that go together), in a fixed order."""
+    """Legal tiles that differ from one in one option or two, in a fixed order."""
     if problem.family != "conv2d":
         return list(_listed(problem))
-    found = []
-    for changed in _changes(tile):
-        if changed != tile and illegal(problem, changed) is None:
-            found.append(changed)
-    return list(dict.fromkeys(found))
+    changed = dict.fromkeys(_changes(tile))
+    return [t for t in changed if t != tile and illegal(problem, t) is None]
 
 
 def _changes(tile: ConvTile) -> Iterator[ConvTile]:

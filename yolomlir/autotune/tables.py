@@ -28,6 +28,10 @@ class TableEntry:
     us: float
     default_us: float
 
+    def row(self) -> list[str | float]:
+        """As JSON has it."""
+        return [self.tile, round(self.us, 3), round(self.default_us, 3)]
+
 
 @dataclass(frozen=True)
 class Table:
@@ -54,8 +58,8 @@ class Table:
         lines = []
         for precision in sorted(self.entries):
             rows = [
-                f"      {json.dumps(s)}: {json.dumps([e.tile, round(e.us, 3), round(e.default_us, 3)])}"
-                for s, e in sorted(self.entries[precision].items())
+                f"      {json.dumps(signature)}: {json.dumps(entry.row())}"
+                for signature, entry in sorted(self.entries[precision].items())
             ]
             lines.append(f"    {json.dumps(precision)}: {{\n" + ",\n".join(rows) + "\n    }")
         head = {
@@ -77,8 +81,8 @@ def parse_table(data: Any, where: str) -> Table | None:
             precision: {s: TableEntry(str(e[0]), float(e[1]), float(e[2])) for s, e in rows.items()}
             for precision, rows in data["entries"].items()
         }
-        head = (str(data[k]) for k in ("target", "device", "kind"))
-        return Table(*head, entries, str(data["note"]))
+        target, device, kind = (str(data[k]) for k in ("target", "device", "kind"))
+        return Table(target, device, kind, entries, str(data["note"]))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         logger.warning("%s: a damaged table: not used (%r)", where, error)
         return None
@@ -97,7 +101,7 @@ def load_table(path: Path) -> Table | None:
 @cache
 def shipped(target: str) -> Table | None:
     """The package's table of a target, or None."""
-    file = resources.files("yolomlir.autotune").joinpath("tables", f"{target}.json")
+    file = resources.files("yolomlir.autotune") / "tables" / f"{target}.json"
     if not file.is_file():
         return None
     return parse_table(json.loads(file.read_text(encoding="utf-8")), f"table of {target}")

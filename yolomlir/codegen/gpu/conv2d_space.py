@@ -93,7 +93,8 @@ class ConvTiles:
     @property
     def is_staged(self) -> Mask:
         """Whether the result goes through shared memory."""
-        return (self.staged > 0) | (self.warps_k > 1) | (self.cluster_k > 1)
+        staged: Mask = (self.staged > 0) | (self.warps_k > 1) | (self.cluster_k > 1)
+        return staged
 
     @property
     def k_tiles(self) -> Column:

@@ -1,0 +1,166 @@
+"""`yolomlir tune WEIGHTS`: find the fastest tiles for a model on the GPU at hand."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from yolomlir.api import native_target
+from yolomlir.autotune.search import Progress as TuningProgress
+from yolomlir.autotune.search import Report
+from yolomlir.cli.options import image_size
+from yolomlir.compiler import CompileOptions
+from yolomlir.diagnostics import UserError
+from yolomlir.frontend.checkpoint import load_checkpoint
+from yolomlir.frontend.download import resolve_weights
+from yolomlir.target import TARGETS
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand's parser."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="find the fastest kernels for a model on this GPU",
+        description="Measure candidates for every kernel of a model on the GPU at hand and keep "
+        "the fastest in the user's cache, where every later compile finds them. A run that was "
+        "interrupted goes on where it stopped.",
+    )
+    parser.add_argument("weights", help="a .safetensors or .pt file, or a name such as yolo26n")
+    gpus = [name for name, target in TARGETS.items() if target.kind == "gpu"]
+    parser.add_argument(
+        "--target", default="native", metavar="TARGET", help=f"native (default), {', '.join(gpus)}"
+    )
+    parser.add_argument(
+        "--budget", type=seconds, default=60.0, metavar="TIME", help="such as 60s or 5min (60s)"
+    )
+    parser.add_argument(
+        "--layers", nargs="+", metavar="NAME", help="only layers whose names begin so"
+    )
+    parser.add_argument(
+        "--imgsz", type=image_size, default=(640, 640), metavar="SIZE", help="as for compile (640)"
+    )
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once (1)")
+    parser.add_argument("--precision", choices=("tf32", "fp32"), help="default: tf32")
+    parser.add_argument("--workers", type=int, metavar="N", help="compiler processes")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write it too: .md or .json")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png or .svg")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write the winners as a table")
+    parser.add_argument(
+        "--fit",
+        nargs="?",
+        const=Path("-"),
+        type=Path,
+        metavar="FILE",
+        help="then fit the cost model to all measurements, and write its constants",
+    )
+
+
+def seconds(text: str) -> float:
+    """`60`, `60s`, `5min` or `1.5m` as seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|)", text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a time such as 60s or 5min")
+    return float(found[1]) * (60 if found[2].startswith("m") else 1)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; the exit code."""
+    from yolomlir.autotune import report
+    from yolomlir.autotune.build import ProcessBuilder
+    from yolomlir.autotune.session import tune
+    from yolomlir.autotune.workload import collect
+
+    target = _target(args.target)
+    height, width = args.imgsz
+    options = CompileOptions(
+        target=target, precision=args.precision, height=height, width=width, batch=args.batch
+    )
+    workload = collect(load_checkpoint(resolve_weights(args.weights)), options, args.layers)
+    builder = ProcessBuilder(args.workers) if args.workers else None
+    try:
+        with _progress() as show:
+            result = tune(workload, budget=args.budget, builder=builder, report=show)
+    finally:
+        if builder is not None:
+            builder.close()
+    console = Console()
+    console.print(report.rich_table(result), highlight=False)
+    for line in report.summary(result):
+        console.print(line, highlight=False)
+    if args.report:
+        as_json = args.report.suffix == ".json"
+        _write(args.report, report.as_json(result) if as_json else report.markdown(result))
+    if args.plot:
+        report.plot(result, args.plot)
+    if args.table:
+        result.table().save(args.table)
+    if args.fit:
+        _fit(target, result.device, workload.precision, args.fit, console)
+    return 0
+
+
+def _target(name: str) -> str:
+    chosen = native_target() if name == "native" else name
+    if chosen == "cpu":
+        from yolomlir.runtime.device import cuda_device
+
+        found = cuda_device()
+        reason = found if isinstance(found, str) else f"{found.name} is no target"
+        raise UserError(f"nothing can be tuned here: {reason}")
+    return chosen
+
+
+def _fit(target: str, device: str, precision: str, file: Path, console: Console) -> None:
+    from yolomlir.autotune.calibration import calibrate, constants_text
+    from yolomlir.autotune.database import Database
+
+    constants, quality = calibrate(Database.open(target, device), precision)
+    console.print(str(quality), highlight=False)
+    text = constants_text(constants, device, quality)
+    if str(file) == "-":
+        console.print(text, highlight=False)
+    else:
+        _write(file, text)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot be written: {error.strerror}", where=str(path)) from error
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """One bar: functions done, candidates measured, gain so far, time left."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("tuning", total=None, note="")
+
+        def show(progress: TuningProgress) -> None:
+            gain = ""
+            if progress.default_us:
+                share = 100 * progress.gain_us / progress.default_us
+                gain = f", {progress.gain_us:.0f} us ({share:.0f} %) gained"
+            note = f"{progress.measured} measured{gain}, {progress.seconds_left:.0f} s left"
+            bars.update(
+                task,
+                description=progress.stage,
+                completed=progress.done,
+                total=progress.total,
+                note=note,
+            )
+
+        yield show
