@@ -302,6 +302,25 @@ def test_bytes_of_one_word_do_not_race():
     )
 
 
+@pytest.mark.parametrize("again", ["%v = memref.load", "memref.store %one,"])
+def test_global_memory_races_within_a_block(again):
+    body = f"""
+        {OTHER_WARP}
+        memref.store %one, %y[%tid] : {FLAT}
+        BARRIER
+        {again} %y[%other] : {FLAT} loc("fault")
+    """
+    with pytest.raises(SimulationError) as error:
+        run(body.replace("BARRIER", ""), [np.ones(64, "f4"), np.zeros(64, "f4")],
+            block=(64, 1, 1), schedule="lockstep")  # fmt: skip
+    assert (error.value.kind, error.value.location) == ("race", '"fault"')
+    clean(body.replace("BARRIER", "gpu.barrier"))
+
+
+def test_two_lanes_copy_to_one_place():
+    caught(copy("%c0", "%c0"), "race", block=(32, 1, 1))
+
+
 def test_another_block_has_written_it():
     caught(
         f"""
@@ -447,6 +466,29 @@ def test_writing_beside_the_output():
         "read-only",
         outputs={1: np.arange(256) % 8 < 4},
     )
+
+
+def test_two_outputs_may_be_slices_of_one_buffer():
+    """Channels 0 and 2 of 4; channel 1 is an input, 3 belongs to nobody."""
+    body = """
+        %i = arith.muli %tid, %c4 : index
+        %v = memref.load %z[%i] : memref<?xf32>
+        %w = arith.addf %v, %one : f32
+        memref.store %w, %x[%i] : memref<?xf32>
+        %j = arith.addi %i, OFFSET : index
+        memref.store %v, %y[%j] : memref<?xf32> loc("fault")
+    """
+    buffer = np.full(132, 5, np.float32)
+    channel = np.zeros(128, bool)
+    channel[::4] = True
+    arguments = "%x: memref<?xf32>, %y: memref<?xf32>, %z: memref<?xf32>"
+    options = {"outputs": {0: channel, 1: channel}, "check": Checks(outputs_written=True)}
+    arrays = [buffer[:128], buffer[2:130], buffer[1:129]]
+    run(body.replace("OFFSET", "%c0"), arrays, arguments, **options)
+    np.testing.assert_array_equal(buffer[:128].reshape(32, 4), np.tile([6, 5, 5, 5], (32, 1)))
+    with pytest.raises(SimulationError) as error:
+        run(body.replace("OFFSET", "%c1"), arrays, arguments, **options)
+    assert (error.value.kind, error.value.location) == ("read-only", '"fault"')
 
 
 @pytest.mark.parametrize("grid", [(2, 1, 1), (1, 1, 1)])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from yolomlir.diagnostics import InternalError
 from yolomlir.simulator.async_copy import PendingCopies
 from yolomlir.simulator.banks import BankCounter
 from yolomlir.simulator.decode import Execution, Program, execute
@@ -179,7 +180,7 @@ class Machine:
     def _deadlock(self, waiting: list[Lanes]) -> SimulationError:
         first = waiting[0]
         if first.waiting_at is None:
-            raise AssertionError("a group suspended without saying where")
+            raise InternalError("the simulator suspended a warp without saying where")
         done = len(self.groups) - len(waiting)
         others = {
             f"{w.waiting_at.location} ({w.waiting_at.text()})"

@@ -105,6 +105,15 @@ class GlobalMemory(Bytes):
         each = len(flags) // where.size
         flags |= np.repeat(where.reshape(-1), each).astype(np.uint8) * np.uint8(bits)
 
+    def claim(self, segment: Segment, where: Array | None) -> None:
+        """Make elements an output: unwritten so far, and allowed to be written."""
+        every = np.ones(segment.end - segment.start, np.bool_)
+        if where is not None:
+            every = np.repeat(where.reshape(-1), every.size // where.size)
+        mine = every[:: self.granule_bytes]
+        flags = self.flags[self._granules_of(segment)]
+        flags[mine] = (flags[mine] | UNWRITTEN) & (0xFF ^ PROTECTED)
+
     def written(self, segment: Segment) -> Array:
         """Which granules of a segment some thread has written, one bool a granule."""
         return np.asarray(self.writer[self._granules_of(segment)] != 0)

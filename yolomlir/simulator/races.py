@@ -118,7 +118,7 @@ class SharedShadow:
         self.write_site[granules] = site.index
         self.atomic[granules] = atomic
         if not atomic:
-            self._check_same_instruction(granules, threads, site)
+            self._check_same_instruction(granules, threads, site, lanes=asynchronous)
 
     def check_initialised(self, granules: Array, threads: Array, site: Site) -> None:
         """Every granule has been written (or is being copied to)."""
@@ -219,11 +219,16 @@ class SharedShadow:
             f"warp {warp} read at {self._site(self.read_site[granule])} with no barrier between",
         )
 
-    def _check_same_instruction(self, granules: Array, threads: Array, site: Site) -> None:
-        """Two warps that write one place in one (simulated) instruction; lanes of one warp are
-        compared by value, by the caller."""
+    def _check_same_instruction(
+        self, granules: Array, threads: Array, site: Site, *, lanes: bool
+    ) -> None:
+        """Two warps that write one place in one (simulated) instruction.
+
+        Lanes of one warp count where `lanes`; else the caller compares their values.
+        """
         winner = self.write_thread[granules]
-        other = (winner >> 5) != (threads[:, None] >> 5)
+        shift = 0 if lanes else 5
+        other = (winner >> shift) != (threads[:, None] >> shift)
         if not other.any():
             return
         at = tuple(np.argwhere(other)[0])

@@ -17,7 +17,7 @@ from yolomlir.simulator.elements import ELEMENTS, Array, Value, element_of
 from yolomlir.simulator.faults import SimulationError
 from yolomlir.simulator.kernel_reader import read_kernel
 from yolomlir.simulator.machine import Checks, Dimensions, Machine
-from yolomlir.simulator.memory import PDL_GUARDED, PROTECTED, UNWRITTEN, GlobalMemory, Reference
+from yolomlir.simulator.memory import PDL_GUARDED, PROTECTED, GlobalMemory, Reference, Segment
 from yolomlir.simulator.report import SimulationReport
 
 logger = logging.getLogger(__name__)
@@ -143,22 +143,38 @@ def _arguments(
     memory = GlobalMemory(arrays, names, constants)
     segments = iter(list(memory.segments))
     values: list[Value] = []
+    claimed: list[tuple[Segment, Array | None]] = []
     for i, (argument, type_) in enumerate(zip(arguments, program.argument_types, strict=True)):
         if not isinstance(type_, ir.MemRefType):
             values.append(_scalar(program, i, argument, type_))
             continue
         segment = next(segments)
         if i in outputs:
-            mask = outputs[i]
-            memory.flag(segment, UNWRITTEN)
-            if mask is not None:
-                memory.flag(segment, PROTECTED, ~np.asarray(mask, np.bool_))
+            claimed.append((segment, _mask(program, i, argument, outputs[i])))
         if i in pdl_inputs:
             memory.flag(segment, PDL_GUARDED)
         values.append(_reference(segment.start, segment.end, type_))
+    # Outputs may be slices of one buffer: first close what lies between, then open what is theirs.
+    for segment, mask in claimed:
+        if mask is not None:
+            memory.flag(segment, PROTECTED, ~mask)
+    for segment, mask in claimed:
+        memory.claim(segment, mask)
     for name, data in list(program.constants.items()):
         program.constants[name] = memory.add_constant(name, data)
     return memory, values
+
+
+def _mask(program: Program, position: int, argument: Array, mask: Any) -> Array | None:
+    if mask is None:
+        return None
+    flat: Array = np.asarray(mask, np.bool_).reshape(-1)
+    if flat.size != argument.size:
+        raise UserError(
+            f"the mask of argument {position} of {program.name} has {flat.size} elements, "
+            f"the array {argument.size}"
+        )
+    return flat
 
 
 def _reference(start: int, end: int, type_: Any) -> Reference:
