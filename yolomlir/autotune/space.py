@@ -223,6 +223,22 @@ def sample(problem: Problem, count: int, seed: str) -> list[Tile]:
     return generator.sample(pool, min(count, len(pool)))
 
 
+def best_conv_tile(
+    shape: ConvShape, target: Target, precision: str, constants: Constants = DEFAULT
+) -> ConvTile | None:
+    """The usual tile of the lowest predicted time; None where none is legal."""
+    geometries = conv2d_space.geometries(shape, target)
+    every = conv2d_space.deep_pipelines(geometries, target, precision)
+    usual = conv2d_space.usual(every)
+    tiles = usual if len(usual) else every
+    us = predict_us(Features.of(tiles, precision), Device.of(target), constants)
+    for row in np.argsort(us, kind="stable"):
+        tile = tiles.tile(int(row))
+        if objection(tile, shape, target, precision) is None:
+            return tile
+    return None
+
+
 # ---- the small families: every tile -------------------------------------------------------------
 
 

@@ -16,8 +16,9 @@ from yolomlir.target import TARGETS
 PARTS = {
     "artifacts": "compiled models",
     "kernels": "GPU machine code by content",
-    "objects": "CPU object code by content",
+    "cpu": "CPU object code by content",
     "tuning": "measured tiles",
+    "val": "journals of evaluations",
     "weights": "downloaded checkpoints",
 }
 """Folders of the cache that have a meaning; others are listed by their name alone."""

@@ -107,6 +107,16 @@ class ConvTiles:
         return (self.unroll > 0) | (self.k_tiles <= self.stages)
 
     @property
+    def copies(self) -> tuple[Column, Column]:
+        """Copies of a thread a step: of inputs (rows, where they are converted), of weights."""
+        threads, vector = 32 * self.warps, self.shape.source_vector
+        rows = self.block_m * self.block_k if vector else self.block_m
+        weights = self.block_n * self.block_k
+        return -(-rows // (max(1, vector) * threads)), -(
+            -weights // (self.shape.weight_vector * threads)
+        )
+
+    @property
     def blocks(self) -> Column:
         """Of the whole grid."""
         over_m = -(-self.shape.pixels // self.block_m)
@@ -119,8 +129,8 @@ class ConvTiles:
         stage = (self.block_m + self.block_n) * self.block_k
         pipeline = np.minimum(self.stages, self.k_tiles) * stage
         staging = self.warps_k * self.block_m * (self.block_n + STAGING_PADDING)
-        main = np.maximum(pipeline, np.where(self.is_staged, staging, 0))
-        return 4 * (main + self.block_n)
+        main: Column = np.maximum(pipeline, np.where(self.is_staged, staging, 0))
+        return np.asarray(4 * (main + self.block_n), np.int64)
 
 
 def _typed(name: str, value: int) -> int | bool:
@@ -146,8 +156,14 @@ def legal(tiles: ConvTiles, target: Target, precision: str) -> Mask:
         good &= (t.cluster_k == 1) & t.unrolled
     of_warp = (t.warp_m // 16) * (t.warp_n // 8) * products // t.warps_k
     good &= ~t.unrolled | (t.k_tiles * of_warp <= conv2d_tile._MAX_UNROLLED)
-    good &= t.shared_bytes <= target.shared_memory_bytes
-    return good
+    inputs, weights = t.copies
+    good &= np.maximum(inputs, weights) <= conv2d_tile._MAX_COPIES
+    if shape.source_vector == 0:
+        good &= inputs <= 2
+    few = t.k_tiles * (inputs + weights) <= conv2d_tile._MAX_UNROLLED_COPIES
+    good &= ~t.unrolled | few
+    fits: Mask = t.shared_bytes <= target.shared_memory_bytes
+    return good & fits
 
 
 def geometries(shape: ConvShape, target: Target) -> ConvTiles:
@@ -196,6 +212,18 @@ def deep_pipelines(tiles: ConvTiles, target: Target, precision: str) -> ConvTile
         stages[fits] = depth
     chosen = stages > 0
     return tiles.where(chosen).with_options(stages=stages[chosen])
+
+
+def usual(tiles: ConvTiles) -> ConvTiles:
+    """Rows without what seldom pays, from which the untuned choice is made: few or odd numbers of
+    warps, steps of one product, a K divided among blocks though it is short."""
+    shallow = (tiles.cluster_k > 1) & (tiles.shape.k < _CLUSTER_DEPTH)
+    deep = tiles.block_k >= min(16, tiles.shape.k)
+    return tiles.where(np.isin(tiles.warps, (4, 8, 16)) & deep & ~shallow)
+
+
+_CLUSTER_DEPTH = 1024
+"""The K from which dividing it among blocks can pay for the cluster."""
 
 
 def flags(tiles: ConvTiles) -> ConvTiles:

@@ -15,6 +15,10 @@ from yolomlir.target import Target
 
 STAGING_PADDING = 8
 """Floats between rows of the staged output: rows 8 banks apart make its writes conflict-free."""
+_MAX_COPIES = 16
+"""Copies of a thread a step: each holds an address and a mask in registers."""
+_MAX_UNROLLED_COPIES = 96
+"""The same over an unrolled loop, whose addresses ptxas computes ahead."""
 _MAX_THREADS = 512
 _MAX_UNROLLED = 1536
 """Tensor-core instructions of a fully unrolled warp; more makes ptxas slow and misses the
@@ -82,6 +86,14 @@ class ConvTile:
     def unrolled(self, shape: ConvShape) -> bool:
         """Whether the loop over K is unrolled: by choice, or since every step has its buffer."""
         return self.unroll or self.k_tiles(shape) <= self.stages
+
+    def copies(self, shape: ConvShape) -> tuple[int, int]:
+        """Copies of a thread a step: of inputs (rows, where they are converted), of weights."""
+        rows = -(-self.block_m // self.threads)
+        if shape.source_vector:
+            rows = -(-self.block_m * self.block_k // (shape.source_vector * self.threads))
+        weights = -(-self.block_n * self.block_k // (shape.weight_vector * self.threads))
+        return rows, weights
 
     def grid(self, shape: ConvShape) -> tuple[int, int, int]:
         """Blocks: over pixels, over channels, over K."""
@@ -177,6 +189,11 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
     products = (t.warp_m // 16) * (t.warp_n // 8) * (t.block_k // 8) // t.warps_k
     if t.unrolled(shape) and t.k_tiles(shape) * products > _MAX_UNROLLED:
         return f"{t.k_tiles(shape) * products} unrolled products; at most {_MAX_UNROLLED}"
+    inputs, weights = t.copies(shape)
+    if max(inputs, weights) > _MAX_COPIES or (not shape.source_vector and inputs > 2):
+        return f"{inputs} and {weights} copies a thread a step; at most {_MAX_COPIES} (2 rows)"
+    if t.unrolled(shape) and t.k_tiles(shape) * (inputs + weights) > _MAX_UNROLLED_COPIES:
+        return f"{t.k_tiles(shape) * (inputs + weights)} unrolled copies a thread"
     need = t.shared_bytes(shape)
     if need > target.shared_memory_bytes:
         return f"{need} bytes of shared memory; {target.name} has {target.shared_memory_bytes}"
@@ -360,11 +377,14 @@ def estimate_us(tile: ConvTile, shape: ConvShape, target: Target, precision: str
 
 @lru_cache(maxsize=1024)
 def default_tile(shape: ConvShape, target: Target, precision: str) -> ConvTile:
-    """The legal tile of the lowest estimate; the first of `short_tile_space` among equals.
+    """The legal tile that the cost model says is fastest, the first among equals.
 
     Raises UnsupportedError where no tile is legal.
     """
-    candidates = list(short_tile_space(shape, target, precision))
-    if not candidates:
+    from yolomlir.autotune.calibration import constants_for
+    from yolomlir.autotune.space import best_conv_tile
+
+    tile = best_conv_tile(shape, target, precision, constants_for(target))
+    if tile is None:
         raise UnsupportedError(f"no conv2d tile fits {shape} on {target.name}")
-    return min(candidates, key=lambda t: estimate_us(t, shape, target, precision))
+    return tile
