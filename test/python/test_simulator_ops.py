@@ -504,6 +504,19 @@ def test_constant_tables_and_private_buffers():
     np.testing.assert_array_equal(out, 5 + np.arange(32) % 4)
 
 
+def test_private_buffers_start_poisoned():
+    out = np.zeros(32, np.float32)
+    run(
+        """
+        %p = memref.alloca() : memref<2xf32>
+        %w = memref.load %p[%c0] : memref<2xf32>
+        memref.store %w, %y[%tid] : memref<?xf32>
+        """,
+        [np.zeros(1, np.float32), out],
+    )
+    assert np.isnan(out).all()
+
+
 def test_selecting_a_buffer_per_lane():
     a, b = np.arange(32, dtype=np.float32), -np.arange(32, dtype=np.float32)
     out = np.zeros(32, np.float32)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from yolomlir.simulator.machine import Machine
 
 WARP = 32
+_POISON = 0xFF
+"""What a thread's own buffers hold at first: NaN as floats, -1 as integers."""
 
 
 class Lanes:
@@ -158,6 +160,7 @@ class Lanes:
             return self.machine.shared_memory
         if self.local is None:
             self.local = Bytes(self.count * self.machine.program.local_bytes)
+            self.local.data[:] = _POISON
         return self.local
 
     def place(self, reference: Reference, address: int) -> str:
