@@ -5,6 +5,8 @@ Bounds are those of test_lower_to_linalg: gamma = (K + 2) 2^-24 of the sum of ma
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from cpu_dispatch import run_dispatch
@@ -24,7 +26,7 @@ from yolomlir.dialects import yolo
 from yolomlir.dialects.layout import Layout
 
 from yolomlir.bindings import ir
-from yolomlir.codegen.cpu import math_expansion, tiles
+from yolomlir.codegen.cpu import isa, math_expansion, program, tiles
 from yolomlir.codegen.cpu.isa import Isa
 
 EXP_ERROR = 4 * EPSILON
@@ -87,6 +89,26 @@ def test_convolution(case, form: str) -> None:
         y = y + residual
         bound = bound + EPSILON * abs(y)
     check(got, y, bound)
+
+
+@pytest.mark.parametrize("cores", [16, 64])
+@pytest.mark.parametrize("case", CONVOLUTIONS[:6])
+def test_blocks_for_many_cores(case, cores: int, monkeypatch) -> None:
+    """Blocks of channels too, where there are fewer rows than cores."""
+    machine = dataclasses.replace(isa.host(), cores=cores)
+    monkeypatch.setattr(program, "host", lambda: machine)
+    n, h, w, c, out, k, s, padding = case
+    rng = np.random.default_rng(h * w + out)
+    x, weight, bias = f32(rng, n, h, w, c), f32(rng, out, c, k, k), f32(rng, out)
+    y, size = conv_reference(x, weight, (s, s), padding)
+    got = run_dispatch(
+        lambda a, b, v: yolo.conv2d(a, b, v, strides=(s, s), padding=padding),
+        [image(n, c, h, w), filters(out, c, k, k, Layout.HWIO), vector(out)],
+        [("x", x), ("w", physical_weight(weight, Layout.HWIO)), ("w", bias)],
+        y.shape,
+        threads=3,
+    )
+    check(got, y + bias, (c * k * k + 2) * EPSILON * (size + abs(bias)))
 
 
 def test_convolution_without_bias() -> None:
@@ -298,12 +320,14 @@ def test_exp_polynomial_is_accurate_to_far_below_float32() -> None:
     assert np.max(abs(value / np.exp(r) - 1)) < 3e-9
 
 
-@pytest.mark.parametrize("isa", [Isa("avx512", 16, 32), Isa("avx2", 8, 16), Isa("neon", 4, 32)])
+@pytest.mark.parametrize(
+    "vectors_of", [Isa("avx512", 16, 32), Isa("avx2", 8, 16), Isa("neon", 4, 32)]
+)
 @pytest.mark.parametrize("channels", [1, 3, 4, 8, 16, 64, 80, 81, 83, 128])
 @pytest.mark.parametrize("width", [1, 7, 13, 20, 23, 31, 40, 84])
-def test_register_tiles_divide_and_fit(isa: Isa, channels: int, width: int) -> None:
-    tile = tiles.register_tile(width, channels, isa)
+def test_register_tiles_divide_and_fit(vectors_of: Isa, channels: int, width: int) -> None:
+    tile = tiles.register_tile(width, channels, vectors_of)
     assert width % tile.pixels == 0
     assert channels % tile.channels == 0
-    vectors = -(-tile.channels // isa.lanes)
-    assert tile.pixels == 1 or tile.pixels * vectors + vectors + 2 <= isa.registers
+    vectors = -(-tile.channels // vectors_of.lanes)
+    assert tile.pixels == 1 or tile.pixels * vectors + vectors + 2 <= vectors_of.registers

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 from dataclasses import dataclass
 
 from llvmlite import binding
@@ -10,11 +12,15 @@ from llvmlite import binding
 
 @dataclass(frozen=True)
 class Isa:
-    """name: of the instruction set. lanes: float32 a vector register. registers: how many."""
+    """name: of the instruction set. lanes: float32 a vector register. registers: how many.
+
+    cores: of the machine, which blocks should keep busy.
+    """
 
     name: str
     lanes: int
     registers: int
+    cores: int = 1
 
 
 @dataclass(frozen=True)
@@ -24,11 +30,12 @@ class Host:
     triple: str
     cpu: str
     features: tuple[str, ...]
+    cores: int = 1
 
     @property
     def isa(self) -> Isa:
         """The widest vectors of the host."""
-        return _isa(self.triple, self.features)
+        return dataclasses.replace(_isa(self.triple, self.features), cores=self.cores)
 
 
 @functools.lru_cache(maxsize=1)
@@ -36,7 +43,8 @@ def host() -> Host:
     """This machine, as LLVM sees it."""
     features = binding.get_host_cpu_features()
     have = tuple(sorted(f"+{name}" for name, present in features.items() if present))
-    return Host(binding.get_process_triple(), binding.get_host_cpu_name(), have)
+    cores = os.cpu_count() or 1
+    return Host(binding.get_process_triple(), binding.get_host_cpu_name(), have, cores)
 
 
 def _isa(triple: str, features: tuple[str, ...]) -> Isa:

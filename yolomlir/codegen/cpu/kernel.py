@@ -111,7 +111,8 @@ def _destination(body: _Body, pointer: str, buffer: Buffer) -> tuple[str, str]:
     memory = body.memref(pointer, flat, 2)
     sizes = ", ".join(map(str, buffer.shape))
     expanded = body.op(
-        f"memref.expand_shape {memory} [[0, 1, 2], [3]] output_shape [{sizes}] : {flat} into {type_}"
+        f"memref.expand_shape {memory} [[0, 1, 2], [3]] output_shape [{sizes}] "
+        f": {flat} into {type_}"
     )
     return expanded, type_
 

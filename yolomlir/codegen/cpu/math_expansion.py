@@ -1,8 +1,9 @@
 """`math.exp` on float32 as arithmetic that vectorises, so that no kernel calls libm.
 
-exp(x) = 2^n * e^r, n = round(x / ln 2), r = x - n ln 2 in two steps (Cody and Waite), |r| <= ln 2 / 2.
-e^r is a polynomial of degree 6 interpolated at Chebyshev nodes: its relative error is below 3e-9,
-far below float32's rounding, so the result is right to about 2 units in the last place.
+exp(x) = 2^n * e^r with n = round(x / ln 2) and r = x - n ln 2, subtracted in two steps (Cody and
+Waite), so |r| <= ln 2 / 2. e^r is a polynomial of degree 6 interpolated at Chebyshev nodes: its
+relative error is below 3e-9, far below float32's rounding, so the result is right to about 2 units
+in the last place.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ def _to_range(function: ir.Operation, forall: ir.Operation) -> int:
         end = arith.index_cast(index, arguments[_argument(arguments, _END)])
         loop = scf.ForOp(begin, end, arith.constant(index, 1))
     with ir.InsertionPoint(loop.body), forall.location:
-        rest, places = loop.induction_variable, []
+        places: list[ir.Value] = []
+        rest = loop.induction_variable
         for count in reversed(counts):
             size = arith.constant(index, count)
             places.insert(0, arith.remui(rest, size))
@@ -145,7 +146,7 @@ def _bytes(type_: ir.MemRefType) -> int:
     sizes = {"f32": 4, "i32": 4, "i8": 1, "i1": 1, "index": 8, "i64": 8}
     if element not in sizes or not type_.has_static_shape:
         raise InternalError(f"a temporary of type {type_}")
-    return math.prod(type_.shape) * sizes[element]
+    return int(math.prod(type_.shape)) * sizes[element]
 
 
 def _aligned(n: int) -> int:
@@ -198,7 +199,7 @@ def _place_shared(kernel: ir.Operation) -> int:
 
 
 def _place_private(function: ir.Operation) -> int:
-    """Put every allocation of a block's body on the stack or into the scratch; returns its bytes."""
+    """Put every allocation of a block on the stack or into the scratch; returns its bytes."""
     offset, base = 0, None
     entry = function.regions[0].blocks[0]
     for op in list(yolo.ops_in(function, "memref.alloc")):

@@ -203,10 +203,9 @@ def _reassociate_sums(module: ir.Module) -> None:
     """Let LLVM sum in vectors where no schedule does: reductions that are no contractions."""
     for op in yolo.ops_in(module, "linalg.generic"):
         body = [view.operation for view in op.regions[0].blocks[0].operations]
-        if len(body) == 2 and body[0].name in ("arith.addf", "arith.maximumf"):
-            if "reduction" in str(op.attributes["iterator_types"]):
-                flags = "#arith.fastmath<reassoc>"
-                body[0].attributes["fastmath"] = ir.Attribute.parse(flags)
+        reduces = "reduction" in str(op.attributes["iterator_types"])
+        if reduces and len(body) == 2 and body[0].name in ("arith.addf", "arith.maximumf"):
+            body[0].attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
 
 
 def _array(op: ir.Operation, name: str) -> list[ir.Attribute]:

@@ -39,11 +39,11 @@ def compile_cpu_program(
     """
     machine = host()
     functions = _functions(module)
-    keys, sources, steps = [], {}, []
+    sources: dict[str, KernelSource] = {}
+    steps = []
     for step in plan.steps:
         source = _source(step, functions, weights)
         key = object_cache.kernel_key(source, machine)
-        keys.append(key)
         sources.setdefault(key, source)
         steps.append(dataclasses.replace(step, kernel=_kernel_name(source, key)))
     compiled = _compile(sources, machine, progress, processes or settings().num_threads)
@@ -61,7 +61,7 @@ def compile_cpu_program(
         metadata={
             "triple": machine.triple,
             "cpu": machine.cpu,
-            "features": [f for f in machine.features],
+            "features": list(machine.features),
         },
     )
 

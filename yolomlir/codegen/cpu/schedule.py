@@ -112,7 +112,8 @@ class Script:
         )
 
 
-_TO_VECTORS = f"""%kernel = transform.structured.match ops{{["func.func"]}} in %root : ({_HANDLE}) -> {_HANDLE}
+_TO_VECTORS = f"""\
+%kernel = transform.structured.match ops{{["func.func"]}} in %root : ({_HANDLE}) -> {_HANDLE}
     transform.apply_patterns to %kernel {{
       transform.apply_patterns.canonicalization
       transform.apply_patterns.linalg.tiling_canonicalization
@@ -152,7 +153,7 @@ class _Group:
 
 
 def schedule(module: ir.Module, isa: Isa) -> str:
-    """Tile, fuse and vectorise the kernel in place; returns the script, for whoever wants to read it."""
+    """Tile, fuse and vectorise the kernel in place; returns the script."""
     script = Script()
     for group in _groups(module):
         _schedule_window(script, group, isa)
@@ -168,8 +169,6 @@ def run_script(module: ir.Module, text: str) -> None:
     with module.context:
         script = ir.Module.parse(text)
         sequence = script.body.operations[0]
-        if __import__("os").environ.get("DBG"):
-            print(text, module)
         transform_interpreter.apply_named_sequence(module.operation, sequence, script)
 
 
@@ -308,13 +307,17 @@ def _schedule_window(script: Script, group: _Group, isa: Isa) -> None:
     """Blocks of rows; in a block, register tiles whose sums live through the whole reduction."""
     batch, height, width, channels = shape_of(group.root.results[0])
     row_bytes, stride, halo = _input_bytes(group)
+    blocks = tiles.wanted_blocks(isa)
     rows = tiles.rows_per_block(
-        batch, height, bytes_of=row_bytes, stride=stride, halo_bytes=halo * row_bytes
+        batch, height, blocks, row_bytes=row_bytes, stride=stride, halo=halo
     )
     if any(rows % _upsampling(p) for p in group.producers):
         rows = 1
     tile = _register_tile(group, width, channels, isa)
-    block, loop = script.forall(script.match(_tag_of(group.root)), [1, rows, 0, 0])
+    missing = -(-blocks * rows // (batch * height))
+    part = tiles.channels_per_block(channels, tile, missing)
+    across = part if part < channels else 0
+    block, loop = script.forall(script.match(_tag_of(group.root)), [1, rows, 0, across])
     inner = []
     for window in reversed(group.windows if group.epilogue else group.windows[:-1]):
         op, loop = script.fuse(script.match(_tag_of(window)), loop)
@@ -373,7 +376,7 @@ def _register_tile(group: _Group, width: int, channels: int, isa: Isa) -> tiles.
 def _schedule_region(script: Script, region: _Region, isa: Isa) -> None:
     """Blocks over the root's leading parallel dimensions. Contractions get register tiles; LLVM
     vectorises the loops of the rest."""
-    sizes = _block_sizes(region.root)
+    sizes = _block_sizes(region.root, tiles.wanted_blocks(isa))
     if not any(sizes):
         return
     handles: dict[str, str] = {}
@@ -389,15 +392,15 @@ def _schedule_region(script: Script, region: _Region, isa: Isa) -> None:
             _schedule_contraction(script, member, using[0], handles, extents, isa)
 
 
-def _block_sizes(root: ir.Operation) -> list[int]:
-    """Tile sizes of the root's loops for at least BLOCKS blocks, 0 where a loop stays whole."""
+def _block_sizes(root: ir.Operation, wanted: int) -> list[int]:
+    """Tile sizes of the root's loops for at least `wanted` blocks, 0 where a loop stays whole."""
     kinds = _kinds(root)
     extents, blocks = _loop_extents(root, len(kinds)), 1
     sizes = [0] * len(kinds)
     for d, kind in enumerate(kinds):
-        if "parallel" not in kind or blocks >= tiles.BLOCKS:
+        if "parallel" not in kind or blocks >= wanted:
             continue
-        sizes[d] = tiles.largest_divisor(extents[d], max(1, extents[d] * blocks // tiles.BLOCKS))
+        sizes[d] = tiles.largest_divisor(extents[d], max(1, extents[d] * blocks // wanted))
         if sizes[d] % _upsampling(root):
             sizes[d] = 1
         blocks *= extents[d] // sizes[d]
@@ -471,7 +474,7 @@ def _extents_in_block(region: _Region, block: Sequence[int]) -> dict[str, list[i
         if member.name != "linalg.generic":
             continue
         user = users(member.results[0])[0]
-        operand = [i for i, o in enumerate(user.operands) if o == member.results[0]][0]
+        operand = next(i for i, o in enumerate(user.operands) if o == member.results[0])
         extents = _loop_extents(member, len(_kinds(member)))
         for loop, outer in zip(_maps(member)[-1], _maps(user)[operand], strict=True):
             if outer >= 0:

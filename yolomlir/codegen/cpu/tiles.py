@@ -8,14 +8,19 @@ from yolomlir.codegen.cpu.isa import Isa
 
 LOCAL_BYTES = 256 * 1024
 """What a block's padded input may take: a quarter of a common second-level cache."""
-BLOCKS = 20
-"""Blocks a dispatch should have at least, so that a few threads end at the same time."""
+_LEAST_BLOCKS = 20
+_BLOCKS_PER_CORE = 4
 _LONGEST = 24
 """Pixels of a register tile: more than this never pays, weights being few loads by then."""
 _STEP_OVERHEAD = 1.0
 """Cycles a reduction step costs besides its products and loads."""
 _LATENCY = 8.0
 """Products in flight that hide a multiply-add's latency on two pipes."""
+
+
+def wanted_blocks(isa: Isa) -> int:
+    """Blocks a dispatch should have at least, so that the cores end at about the same time."""
+    return max(_LEAST_BLOCKS, _BLOCKS_PER_CORE * isa.cores)
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,20 @@ def _channel_tiles(channels: int, isa: Isa) -> list[int]:
 
 
 def rows_per_block(
-    batch: int, height: int, *, bytes_of: int, stride: int = 1, halo_bytes: int = 0
+    batch: int, height: int, blocks: int, *, row_bytes: int, stride: int = 1, halo: int = 0
 ) -> int:
-    """Output rows of a block: few enough for BLOCKS blocks and for the input to stay in cache.
+    """Output rows of a block: few enough for `blocks` blocks and for the input to stay in cache.
 
-    bytes_of: input bytes of one more row; halo_bytes: of the rows read besides.
+    row_bytes: of an input row; halo: input rows read besides `stride` an output row.
     """
-    wanted = max(1, batch * height // BLOCKS)
-    fits = max(1, (LOCAL_BYTES - halo_bytes) // max(1, bytes_of * stride))
+    wanted = max(1, batch * height // blocks)
+    fits = max(1, (LOCAL_BYTES // max(1, row_bytes) - halo) // stride)
     return largest_divisor(height, min(wanted, fits, height))
+
+
+def channels_per_block(channels: int, tile: RegisterTile, blocks: int) -> int:
+    """Output channels of a block where rows alone make too few: `blocks` parts, or as many as there
+    are register tiles. Each part reads the whole input, so rows come first."""
+    parts = channels // tile.channels
+    wanted = min((d for d in divisors(parts) if d >= blocks), default=parts)
+    return channels // wanted

@@ -79,19 +79,25 @@ class _Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        for pipe in self._pipes:
+            pipe.close()
         self._process.wait()
 
+    @property
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+        process = self._process
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise InternalError("a compiler process has no pipes")
+        return process.stdin, process.stdout, process.stderr
+
     def compile(self, job: Job) -> CompiledKernel:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        """The kernel. Raises InternalError where it cannot be compiled or the process ends."""
+        stdin, stdout, stderr = self._pipes
         try:
-            _send(self._process.stdin, job)
-            answer = _receive(self._process.stdout)
+            _send(stdin, job)
+            answer = _receive(stdout)
         except (EOFError, OSError) as error:
-            assert self._process.stderr is not None
-            text = self._process.stderr.read().decode(errors="replace").strip()
+            text = stderr.read().decode(errors="replace").strip()
             last = text.splitlines()[-1] if text else "no message"
             raise InternalError(f"the compiler aborted: {last}", where=job[0].name) from error
         if isinstance(answer, CompiledKernel):
