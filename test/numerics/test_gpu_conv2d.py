@@ -167,9 +167,9 @@ def test_k_split_over_warps(warps_k, channels):
 @pytest.mark.parametrize("block_k", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("unroll", [False, True])
 def test_steps_of_k(block_k, unroll):
-    threads_n = 2
-    tile = ConvTile(32, 32, block_k, 2, threads_n, 1, 3, unroll=unroll)
-    _, _, report = run(Case(6, 6, ((64, 1),), 32), tile)
+    tile = ConvTile(32, 32, block_k, 2, 2, 1, 3, unroll=unroll)
+    channels = 32 if block_k == 8 else 64
+    _, _, report = run(Case(6, 6, ((channels, 1),), 32), tile)
     assert report.worst_bank_conflict == 1, str(report)
 
 
