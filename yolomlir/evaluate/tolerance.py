@@ -6,8 +6,10 @@ rounded. Variances are carried through the network, element by element:
 
 - Convolution, y = Σ_k w_k x_k + b, K terms. Inherited: Σ w² var(x). Products: both factors and the
   product are rounded to the precision of products u_p (2^-24 for fp32, 2^-11 for tf32), which gives
-  2 u_p²/3 Σ (w x)². Accumulation in float32, u = 2^-24: partial sums are a bridge from 0 to y with
-  the variance of the terms, so Σ_j s_j² = K (y²/3 + Σ (w x)² / 6), times u²/3.
+  2 u_p²/3 Σ (w x)². Accumulation in float32, u = 2^-24: every partial sum is rounded, which gives
+  u²/3 Σ_j s_j². In the worst order (positive weights on one side of the kernel, a flat picture) the
+  sum runs up to that of its positive terms, or down to that of its negative ones, M, and back, so
+  Σ_j s_j² = K M² / 3, M = (Σ |w x| + |y|) / 2.
 - SiLU, y = x s(x): (s (1 + x (1 - s)))² var(x), and for exponential, sum and quotient an error of
   (4 + |x|) u |y| + u |x|: s is near 0 for negative x, and libraries compute it to within u of 1.
 - Sum: both variances and the rounding. Concatenation, slice, upsampling: none of their own.
@@ -16,15 +18,18 @@ rounded. Variances are carried through the network, element by element:
   var(l_i) + Σ_j p_j² var(l_j) + (4 + |l|)² u²/3; then as products, and 4 u y for the sum of the
   exponentials, whose error all share.
 
-A layer's tolerance is `DEVIATIONS` standard deviations. 5.5 would be left once in 30 networks of
-10^7 values if errors were independent and normal; neighbouring values share the errors of what they
-were made of, and a kernel's order of summation is its own, hence 8. (Measured: the largest error of
-ONNX Runtime and of the CPU backend is below 6 standard deviations at every layer.)
+A tolerance is `DEVIATIONS` standard deviations: 5.5 would be left once in 30 networks of 10^7
+values if errors were independent and normal; what is left allows for those that are not.
+
+Carried over many layers, the independence of errors is only nearly true. So the tolerance of a
+layer, `local_errors`, needs none of it: the layer is computed in float64 *from the run's own inputs
+to it*, and what the run may differ by is that layer's own rounding. An error is therefore found
+where it is made and nowhere else. Only the tolerance of detections is of the whole network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +68,9 @@ def exact_reference(
 
     image: [N, 3, H, W], uint8 (divided by 255) or floats in 0..1. precision: `fp32` or `tf32`.
     """
-    x = np.asarray(image, np.float64) / (255 if image.dtype == np.uint8 else 1)
-    run = _Run(graph, PRODUCTS[precision], x)
+    run = _Run(graph, PRODUCTS[precision], image)
     for node in graph.nodes:
-        run.values[node.name], run.variances[node.name] = _RULES[node.kind](run, node)
+        run.step(node)
     deviations = {name: np.sqrt(v) for name, v in run.variances.items()}
     boxes = [run.values[n] for n in graph.boxes]
     logits = [run.values[n] for n in graph.classes]
@@ -79,6 +83,35 @@ def exact_reference(
     )
 
 
+@dataclass(frozen=True)
+class LocalError:
+    """What a layer of a run differs by from float64 on the run's own inputs, and its deviation."""
+
+    error: Array
+    deviation: Array
+
+
+def local_errors(
+    graph: Graph, image: NDArray[Any], precision: str, observed: Mapping[str, NDArray[Any]]
+) -> Iterator[tuple[Node, LocalError]]:
+    """For each layer with a value in `observed` ([N, C, H, W]), in order, the error made there.
+
+    A layer without a value is computed, and its rounding counts for the next one with a value.
+    """
+    run = _Run(graph, PRODUCTS[precision], image)
+    for node in graph.nodes:
+        run.step(node)
+        if node.name not in observed:
+            continue
+        value = observed[node.name].astype(np.float64)
+        yield (
+            node,
+            LocalError(value - run.values[node.name], np.sqrt(run.variances[node.name])),
+        )
+        run.values[node.name] = value
+        run.variances[node.name] = np.zeros_like(value)
+
+
 def _slope(logits: Array) -> Array:
     """The derivative of the sigmoid."""
     s = sigmoid(logits)
@@ -86,20 +119,26 @@ def _slope(logits: Array) -> Array:
 
 
 class _Run:
-    def __init__(self, graph: Graph, products: float, image: Array) -> None:
+    def __init__(self, graph: Graph, products: float, image: NDArray[Any]) -> None:
+        x = np.asarray(image, np.float64) / (255 if image.dtype == np.uint8 else 1)
         self.graph = graph
         self.product_variance = 2 * products**2 / 3
-        self.values: dict[str, Array] = {IMAGE: image}
+        self.values: dict[str, Array] = {IMAGE: x}
         # 1/255 and the product by it, or the caller's own rounding of the pixels.
-        self.variances: dict[str, Array] = {IMAGE: image**2 * _ROUNDING}
+        self.variances: dict[str, Array] = {IMAGE: x**2 * _ROUNDING}
+
+    def step(self, node: Node) -> None:
+        """Compute a node."""
+        self.values[node.name], self.variances[node.name] = _RULES[node.kind](self, node)
 
     def inputs(self, node: Node) -> list[tuple[Array, Array]]:
         """Value and variance of each input."""
         return [(self.values[name], self.variances[name]) for name in node.inputs]
 
-    def dot_variance(self, squares: Array, result: Array, terms: int) -> Array:
-        """Variance from rounding in a sum of products; squares: Σ (w x)²."""
-        sums = terms * (result**2 / 3 + squares / 6)
+    def dot_variance(self, squares: Array, sizes: Array, result: Array, terms: int) -> Array:
+        """Variance from rounding in a sum of products; squares: Σ (w x)², sizes: Σ |w x|."""
+        farthest = (sizes + np.abs(result)) / 2
+        sums = terms * farthest**2 / 3
         return squares * self.product_variance + sums * _ROUNDING
 
 
@@ -115,9 +154,10 @@ def _conv(run: _Run, node: Node) -> tuple[Array, Array]:
     shift = bias.reshape(1, -1, 1, 1)
     y = convolve(x, weight, stride) + shift
     squares = convolve(x**2, weight**2, stride) + shift**2
-    inherited = convolve(variance, weight**2, stride)
+    sizes = convolve(np.abs(x), np.abs(weight), stride) + np.abs(shift)
+    inherited = convolve(variance, weight**2, stride) if variance.any() else 0.0
     terms = int(np.prod(weight.shape[1:])) + 1
-    return y, inherited + run.dot_variance(squares, y, terms)
+    return y, inherited + run.dot_variance(squares, sizes, y, terms)
 
 
 def _silu(run: _Run, node: Node) -> tuple[Array, Array]:
@@ -178,7 +218,9 @@ def _attention(run: _Run, node: Node) -> tuple[Array, Array]:
     var_q, var_k, var_v = np.split(variance.reshape(shape), cuts, axis=2)
     qt, var_qt = np.swapaxes(q, 2, 3), np.swapaxes(var_q, 2, 3)
     raw = qt @ k
-    var_logits = qt**2 @ var_k + var_qt @ k**2 + run.dot_variance(qt**2 @ k**2, raw, key)
+    sizes = np.abs(qt) @ np.abs(k)
+    var_logits = qt**2 @ var_k + var_qt @ k**2
+    var_logits += run.dot_variance(qt**2 @ k**2, sizes, raw, key)
     logits, var_logits = raw * key**-0.5, var_logits / key
     p = np.exp(logits - logits.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
@@ -186,8 +228,8 @@ def _attention(run: _Run, node: Node) -> tuple[Array, Array]:
     var_p = p**2 * (relative + (4 + np.abs(logits)) ** 2 * _ROUNDING)
     pt, var_pt = np.swapaxes(p, 2, 3), np.swapaxes(var_p, 2, 3)
     y = v @ pt
-    var_y = var_v @ pt**2 + v**2 @ var_pt + run.dot_variance(v**2 @ pt**2, y, height * width)
-    var_y += (4 * y) ** 2 * _ROUNDING
+    var_y = var_v @ pt**2 + v**2 @ var_pt + (4 * y) ** 2 * _ROUNDING
+    var_y += run.dot_variance(v**2 @ pt**2, np.abs(v) @ pt, y, height * width)
     result = (n, heads * (per_head - 2 * key), height, width)
     return y.reshape(result), var_y.reshape(result)
 
