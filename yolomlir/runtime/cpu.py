@@ -28,7 +28,7 @@ from yolomlir.runtime.cpu_driver import (
     StepRecord,
     target_machine,
 )
-from yolomlir.runtime.plan import Plan, Step, View
+from yolomlir.runtime.plan import Argument, Plan, Step, View
 from yolomlir.runtime.window import logical_window
 from yolomlir.settings import settings
 
@@ -202,7 +202,8 @@ def _aligned(size: int) -> Array:
     """Zeroed bytes that begin on a cache line; pages never touched take no memory."""
     block = np.zeros(size + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
-    return block[start : start + size]
+    aligned: Array = block[start : start + size]
+    return aligned
 
 
 def _round_up(size: int) -> int:
@@ -256,18 +257,22 @@ class _Memory:
     def _steps(self, plan: Plan, code: _Code) -> Any:
         rows = []
         for step in plan.steps:
-            views = [a.view for a in step.arguments] + list(step.results)
-            names = [a.weight for a in step.arguments] + [None] * len(step.results)
-            pointers = [
-                self._weights[name].ctypes.data if view is None else self._address(view)
-                for view, name in zip(views, names, strict=True)
-            ]
+            pointers = [self._operand(a) for a in step.arguments]
+            pointers += [self._address(view) for view in step.results]
             table = (ctypes.c_void_p * len(pointers))(*pointers)
             self._tables.append(table)
             for symbol, blocks in code.kernels[step.kernel]["phases"]:
                 rows.append((code.address(symbol), ctypes.addressof(table), blocks))
             self.phases.append(len(rows))
-        return (StepRecord * len(rows))(*rows)
+        records = (StepRecord * len(rows))()
+        for record, (entry, pointers_at, blocks) in zip(records, rows, strict=True):
+            record.entry, record.pointers, record.blocks = entry, pointers_at, blocks
+        return records
+
+    def _operand(self, argument: Argument) -> int:
+        if argument.view is not None:
+            return self._address(argument.view)
+        return int(self._weights[str(argument.weight)].ctypes.data)
 
     def _address(self, view: View) -> int:
         return int(self.arena.ctypes.data) + view.offset_bytes
