@@ -252,7 +252,8 @@ class _Memory:
         strides = [item]
         for size in reversed([*shape[1:-1], view.pitch]):
             strides.insert(0, strides[0] * size)
-        return np.ndarray(shape, view.dtype, self.arena, view.offset_bytes, tuple(strides))
+        place: Array = np.ndarray(shape, view.dtype, self.arena, view.offset_bytes, tuple(strides))
+        return place
 
     def _steps(self, plan: Plan, code: _Code) -> Any:
         rows = []
