@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,19 +41,19 @@ class Model:
     def __init__(
         self, artifact: Artifact, *, target: str | None = None, threads: int | None = None
     ) -> None:
+        """target: which of the artifact's programs to run; None takes the best one for this
+        machine. Raises UserError when there is none, or it cannot run here."""
         self.artifact = artifact
-        self.target = target or next(iter(artifact.programs))
-        if self.target not in artifact.programs:
-            raise UserError(
-                f"the artifact has no program for {self.target}",
-                hint=f"it was compiled for: {', '.join(artifact.programs)}",
-            )
-        self._executor = open_executor(artifact.programs[self.target], threads=threads)
+        self.target = choose_program(artifact, target)
+        program = artifact.programs[self.target]
+        precision = str(program.metadata.get("precision", artifact.info.precision))
+        self._info = replace(artifact.info, precision=precision)
+        self._executor = open_executor(program, threads=threads)
 
     @property
     def info(self) -> ModelInfo:
         """Scale, classes, names, image size, batch and precision."""
-        return self.artifact.info
+        return self._info
 
     def __call__(self, batch: Any) -> NDArray[np.float32]:
         """Raw rows [N, max_det, 6] (x1, y1, x2, y2 in input pixels, score, class) of images.
@@ -220,14 +222,19 @@ class Model:
 
     def _class_id(self, wanted: int | str) -> int:
         names = self.info.names
+        if isinstance(wanted, str) and wanted in names:
+            return names.index(wanted)
         text = str(wanted)
-        index = int(text) if text.lstrip("-").isdigit() else None
-        if index is None and text in names:
-            return names.index(text)
-        if index is not None and 0 <= index < self.info.classes:
-            return index
-        close = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-        raise UserError(f"unknown class '{wanted}'", hint=f"the model's classes: {close}")
+        if text.isdecimal() and len(text) < 9 and int(text) < self.info.classes:
+            return int(text)
+        close = difflib.get_close_matches(text, names, n=1)
+        listed = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+        raise UserError(
+            f"unknown class '{wanted}'",
+            hint=f"did you mean '{close[0]}'?"
+            if close
+            else f"a name or 0 to {self.info.classes - 1}; the model's classes: {listed}",
+        )
 
     def _predict_frames(self, frames: list[Frame], select: _Selection) -> Iterator[Result]:
         if not frames:
@@ -276,10 +283,10 @@ def compile(
     *,
     target: str = "native",
     precision: str | None = None,
-    imgsz: int | tuple[int, int] = 640,
+    imgsz: int | tuple[int, int] | None = None,
     batch: int = 1,
-    max_det: int = 300,
-    input_dtype: str = "uint8",
+    max_det: int | None = None,
+    input_dtype: str | None = None,
     level: int = 2,
     threads: int | None = None,
     cache: bool = True,
@@ -290,31 +297,41 @@ def compile(
     weights: a `.safetensors` or `.pt` file, a checkpoint in memory, or a compiled `.ylm`, which is
     only loaded. target: `native` (the GPU here, else the CPU), `cpu`, or a GPU such as `sm_120`.
     precision: None takes the target's default. imgsz: a side, or height and width, in pixels,
-    multiples of 32. cache: keep the artifact on disk, and take it from there the next time. Raises
-    UserError for a file or option it cannot compile.
+    multiples of 32 (default: 640). max_det: most rows an image (300). input_dtype: `uint8` or
+    `float32`. cache: keep the artifact on disk, and take it from there the next time. Raises
+    UserError for a file or option it cannot compile, and for an option that a `.ylm` was not
+    compiled with.
     """
+    size = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
     if not isinstance(weights, Checkpoint) and Path(weights).suffix == SUFFIX:
-        return load(weights, target=None if target == "native" else target, threads=threads)
-    height, width = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
+        artifact = Artifact.load(weights)
+        model = Model(artifact, target=_none_if_native(target), threads=threads)
+        try:
+            _check_artifact(model.info, Path(weights), size, precision, max_det, input_dtype)
+        except UserError:
+            model.close()
+            raise
+        return model
+    height, width = size or (CompileOptions.height, CompileOptions.width)
     options = CompileOptions(
         target=native_target() if target == "native" else target,
         precision=precision,
         height=height,
         width=width,
         batch=batch,
-        max_det=max_det,
-        input_dtype=input_dtype,
+        max_det=CompileOptions.max_det if max_det is None else max_det,
+        input_dtype=input_dtype or CompileOptions.input_dtype,
         level=level,
     ).resolved()
     artifact = compile_artifact(weights, options, cache=cache, progress=progress)
-    return Model(artifact, threads=threads)
+    return Model(artifact, target=options.target, threads=threads)
 
 
 def load(
     path: str | os.PathLike[str], *, target: str | None = None, threads: int | None = None
 ) -> Model:
     """Load a `.ylm` file. Raises UserError when it is damaged, or cannot run here."""
-    return Model(Artifact.load(path), target=target, threads=threads)
+    return Model(Artifact.load(path), target=_none_if_native(target), threads=threads)
 
 
 def native_target() -> str:
@@ -322,6 +339,70 @@ def native_target() -> str:
     from yolomlir.runtime.device import cuda_target
 
     return cuda_target() or "cpu"
+
+
+def choose_program(artifact: Artifact, target: str | None = None) -> str:
+    """Which program of an artifact to run: that of `target`, or the best one for this machine.
+
+    A GPU runs programs of its own chip or, from their PTX, of an older one; the newest wins.
+    Raises UserError that says how to get a program for this machine.
+    """
+    wanted = target or native_target()
+    names = list(artifact.programs)
+    chip = _chip(wanted)
+    older = [n for n in names if 0 < _chip(n) <= chip]
+    if wanted in names or older:
+        return wanted if wanted in names else max(older, key=_chip)
+    if target is None and "cpu" in names:
+        return "cpu"
+    from yolomlir.runtime.device import cuda_device
+
+    found = cuda_device()
+    reason = f"; {found}" if isinstance(found, str) and target is None else ""
+    again = "the checkpoint" if wanted == "cpu" or names == ["cpu"] else "the .ylm file itself"
+    raise UserError(
+        f"the artifact has no program for {wanted}, only for {', '.join(names)}{reason}",
+        hint=f"compile {again} again: yolomlir compile … --target {wanted} -o other{SUFFIX}",
+    )
+
+
+def _chip(target: str) -> int:
+    """90 for `sm_90`; 0 for what is no GPU."""
+    number = target.removeprefix("sm_")
+    return int(number) if number != target and number.isdecimal() else 0
+
+
+def _none_if_native(target: str | None) -> str | None:
+    return None if target == "native" else target
+
+
+def _check_artifact(
+    info: ModelInfo,
+    path: Path,
+    size: tuple[int, int] | None,
+    precision: str | None,
+    max_det: int | None,
+    input_dtype: str | None,
+) -> None:
+    """Refuse what a compiled file cannot honour, rather than do something else silently."""
+    compiled = (info.height, info.width)
+    asked = (
+        ("imgsz", size, compiled, size == compiled),
+        ("precision", precision, info.precision, precision == info.precision),
+        ("max_det", max_det, info.max_det, max_det is not None and max_det <= info.max_det),
+        ("input_dtype", input_dtype, info.input_dtype, input_dtype == info.input_dtype),
+    )
+    for name, value, has, suits in asked:
+        if value is not None and not suits:
+            raise UserError(
+                f"was compiled with {name} {_shown(has)}, not {_shown(value)}",
+                where=path,
+                hint="compile the checkpoint again with it",
+            )
+
+
+def _shown(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def compile_artifact(
@@ -332,36 +413,57 @@ def compile_artifact(
     progress: ProgressCallback | None = None,
 ) -> Artifact:
     """The artifact of a checkpoint, from the cache when it was compiled before."""
-    checkpoint = None if not isinstance(weights, Checkpoint) else weights
-    path = None if checkpoint else Path(weights)  # type: ignore[arg-type]
-    cached = _cache_path(checkpoint or path, options) if cache else None
+    cached = _cache_path(weights, options) if cache else None
     if cached and cached.is_file():
         try:
             return Artifact.load(cached)
         except UserError as error:
             _log.warning("%s; compiling again", error)
-    if checkpoint is None:
-        checkpoint = load_checkpoint(path)  # type: ignore[arg-type]
+    checkpoint = weights if isinstance(weights, Checkpoint) else load_checkpoint(Path(weights))
     artifact = compile_checkpoint(checkpoint, options, progress=progress)
     if cached:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        artifact.save(cached)
+        _keep(artifact, cached)
     return artifact
 
 
-def _cache_path(weights: Path | Checkpoint | None, options: CompileOptions) -> Path | None:
+def _keep(artifact: Artifact, path: Path) -> None:
+    """Store in the cache; a cache that cannot be written costs time, and is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        artifact.save(path)
+    except (OSError, UserError) as error:
+        _log.warning("the compiled model is not kept for the next time: %s", error)
+
+
+def _cache_path(
+    weights: str | os.PathLike[str] | Checkpoint, options: CompileOptions
+) -> Path | None:
     """Where the artifact of this file and these options lies, by everything that can change it."""
-    if isinstance(weights, Checkpoint):
-        content = _digest(weights)
-    else:
-        try:
-            content = hashlib.sha256(Path(weights or "").read_bytes()).hexdigest()
-        except OSError:
-            return None  # load_checkpoint says what is wrong with the file
-    host = host_fingerprint() if options.target == "cpu" else ""
-    parts = (content, repr(options), compiler_fingerprint(), host)
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    try:
+        content = _digest(weights) if isinstance(weights, Checkpoint) else _file_digest(weights)
+    except OSError:
+        return None  # load_checkpoint says what is wrong with the file
+    gpu = options.target != "cpu"
+    machine = _tuning_digest() if gpu else host_fingerprint()
+    # The name is in the artifact, so that a copy of another name is another artifact.
+    name = "" if isinstance(weights, Checkpoint) else Path(weights).name
+    parts = (content, name, repr(options), compiler_fingerprint(), machine)
+    key = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
     return Path(settings().cache_dir) / "artifacts" / f"{key}{SUFFIX}"
+
+
+def _file_digest(path: str | os.PathLike[str]) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _tuning_digest() -> str:
+    """Of what tuning found on this machine, which kernels' tiles are taken from."""
+    folder = Path(settings().cache_dir) / "tuning"
+    return "".join(_file_digest(file) for file in sorted(folder.glob("*.jsonl")))
 
 
 def _digest(checkpoint: Checkpoint) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from yolomlir.diagnostics import UserError
+from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.frontend.checkpoint import Checkpoint
 from yolomlir.runtime.artifact import Artifact, ModelInfo, Program
 from yolomlir.target import Target, target_named
 
 if TYPE_CHECKING:
     from yolomlir.bindings import ir
+    from yolomlir.frontend.weights import WeightStore
     from yolomlir.frontend.yolo26 import ImportedModel
+    from yolomlir.runtime.plan import Plan
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -94,6 +96,7 @@ def compile_checkpoint(
     Raises UserError for a checkpoint that is not YOLO26 detection, or options it cannot honour.
     """
     from yolomlir.bindings import ir
+    from yolomlir.codegen.build_plan import build_plan
     from yolomlir.dialects import yolo
 
     options = options.resolved()
@@ -102,9 +105,55 @@ def compile_checkpoint(
         imported = _import(checkpoint, options)
         module = _optimize(imported, options, target)
         text = str(module)
-        program = _generate(module, imported, options, target, progress)
-        program.ir = text
+        plan = build_plan(module)
+        program = _generate(
+            module, plan, imported.weights, str(options.precision), target, progress
+        )
+    program.ir = text
     return Artifact(_model_info(imported, options, checkpoint), {target.name: program})
+
+
+def recompile(
+    artifact: Artifact, target_name: str, *, progress: ProgressCallback | None = None
+) -> Artifact:
+    """The model of an artifact for another GPU, from the optimised IR and the weights inside it.
+
+    The graph and the plan stay; tiles are chosen anew, kernels generated for the new target.
+    Raises UnsupportedError from or to the CPU, whose weights lie in another order.
+    """
+    from yolomlir.bindings import ir
+    from yolomlir.dialects import yolo
+    from yolomlir.frontend.weights import WeightStore
+    from yolomlir.passes.assign_tiles import AssignTiles
+    from yolomlir.passes.base import PassContext
+
+    target = target_named(target_name)
+    if target.name in artifact.programs:
+        return replace(artifact, programs={target.name: artifact.programs[target.name]})
+    sources = [p for name, p in artifact.programs.items() if target_named(name).kind == target.kind]
+    if not sources:
+        raise UnsupportedError(
+            f"holds programs for {', '.join(artifact.programs)}; {target.name} cannot be compiled "
+            "from them, because a GPU's weights and a CPU's lie in different orders",
+            hint=f"compile the checkpoint with --target {target.name}",
+        )
+    source = sources[0]
+    precision = str(source.metadata.get("precision", artifact.info.precision))
+    weights = WeightStore(source.weights)
+    with yolo.new_context(), ir.Location.unknown():
+        module = ir.Module.parse(source.ir)
+        AssignTiles(override=True).run(module, PassContext(weights=weights, target=target))
+        text = str(module)
+        program = _generate(module, source.plan, weights, precision, target, progress)
+    program.ir = text
+    return replace(artifact, programs={target.name: program})
+
+
+def merge(artifacts: Sequence[Artifact]) -> Artifact:
+    """One artifact with the programs of several, which are of one model for different targets."""
+    first = artifacts[0]
+    programs = {name: p for artifact in artifacts for name, p in artifact.programs.items()}
+    return replace(first, programs=programs)
 
 
 def emit(checkpoint: Checkpoint, options: CompileOptions, level: str) -> str:
@@ -125,7 +174,7 @@ def emit(checkpoint: Checkpoint, options: CompileOptions, level: str) -> str:
         module = _optimize(imported, options, target)
         if level == "optimized":
             return str(module)
-        _lower(module, imported, target)
+        _lower(module, imported.weights, target)
         if level == "linalg":
             return str(module)
         from yolomlir.codegen.gpu.program import emit_kernels
@@ -160,33 +209,33 @@ def _optimize(imported: ImportedModel, options: CompileOptions, target: Target) 
     return imported.module
 
 
-def _lower(module: ir.Module, imported: ImportedModel, target: Target) -> None:
+def _lower(module: ir.Module, weights: WeightStore, target: Target) -> None:
     from yolomlir.passes.base import PassContext
     from yolomlir.passes.lower_to_linalg import LowerToLinalg
 
-    LowerToLinalg().run(module, PassContext(weights=imported.weights, target=target))
+    LowerToLinalg().run(module, PassContext(weights=weights, target=target))
 
 
 def _generate(
     module: ir.Module,
-    imported: ImportedModel,
-    options: CompileOptions,
+    plan: Plan,
+    weights: WeightStore,
+    precision: str,
     target: Target,
     progress: ProgressCallback | None,
 ) -> Program:
-    from yolomlir.codegen.build_plan import build_plan
-
-    plan = build_plan(module)
-    _lower(module, imported, target)
+    """Lower the optimised `module` in place and compile its kernels."""
+    _lower(module, weights, target)
     if target.kind == "cpu":
         from yolomlir.codegen.cpu.program import compile_cpu_program
 
-        return compile_cpu_program(module, plan, imported.weights, progress=progress)
-    from yolomlir.codegen.gpu.program import compile_gpu_program
+        program = compile_cpu_program(module, plan, weights, progress=progress)
+    else:
+        from yolomlir.codegen.gpu.program import compile_gpu_program
 
-    return compile_gpu_program(
-        module, plan, imported.weights, target, str(options.precision), progress=progress
-    )
+        program = compile_gpu_program(module, plan, weights, target, precision, progress=progress)
+    program.metadata["precision"] = precision
+    return program
 
 
 def _model_info(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from yolomlir.api import compile_artifact, native_target
-from yolomlir.cli.options import add_compile_options
-from yolomlir.cli.progress import progress_bar
-from yolomlir.compiler import LEVELS, CompileOptions, emit
+from yolomlir.cli.options import add_compile_options, whole
+from yolomlir.cli.progress import console, progress_bar
 from yolomlir.diagnostics import UserError
-from yolomlir.frontend.checkpoint import load_checkpoint
-from yolomlir.frontend.download import resolve_weights
-from yolomlir.target import TARGETS
+from yolomlir.target import TARGETS, target_named
+
+if TYPE_CHECKING:
+    from yolomlir.compiler import CompileOptions, ProgressCallback
+    from yolomlir.runtime.artifact import Artifact
+
+LEVELS = ("yolo", "optimized", "linalg", "gpu", "ptx")
+_SUFFIX = ".ylm"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,22 +25,32 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "compile",
         help="compile a checkpoint to one .ylm file",
-        description="Compile a checkpoint to one .ylm file, or print its IR.",
+        description="Compile a checkpoint to one .ylm file, or print its IR. A .ylm file can be "
+        "compiled again for another GPU.",
     )
-    parser.add_argument("weights", help="a .safetensors or .pt file, or a name such as yolo26n")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the .ylm file to write")
+    parser.add_argument(
+        "weights", help="a .safetensors, .pt or .ylm file, or a name such as yolo26n"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write")
     parser.add_argument(
         "--target",
-        default="native",
+        action="append",
         metavar="TARGET",
-        help=f"native (default), {', '.join(TARGETS)}",
-    )
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once (1)")
-    parser.add_argument(
-        "--input", choices=("uint8", "float32"), default="uint8", help="pixel type (uint8)"
+        help=f"native (default), {', '.join(TARGETS)}; several times for one file for all of them",
     )
     parser.add_argument(
-        "-O", dest="level", type=int, choices=(0, 1, 2), default=2, help="optimisation level (2)"
+        "--batch", type=whole, default=1, metavar="N", help="images at once (default: 1)"
+    )
+    parser.add_argument(
+        "--input", choices=("uint8", "float32"), default="uint8", help="pixel type (default: uint8)"
+    )
+    parser.add_argument(
+        "-O",
+        dest="level",
+        type=int,
+        choices=(0, 1, 2),
+        default=2,
+        help="optimisation level (default: 2)",
     )
     parser.add_argument("--emit", choices=LEVELS, help="print the IR at this level instead")
     parser.add_argument(
@@ -48,45 +61,124 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; the exit code."""
-    height, width = args.imgsz
-    options = CompileOptions(
-        target=native_target() if args.target == "native" else args.target,
-        precision=args.precision,
-        height=height,
-        width=width,
-        batch=args.batch,
-        max_det=args.max_det,
-        input_dtype=args.input,
-        level=args.level,
-    ).resolved()
-    weights = resolve_weights(args.weights)
-    if args.emit:
-        _write_text(args.output, emit(load_checkpoint(weights), options, args.emit))
-        return 0
-    if args.output is None and args.plot_memory is None:
+    targets = _targets(args.target or ["native"])
+    if not (args.emit or args.output or args.plot_memory):
         raise UserError("nothing to do", hint="give -o FILE, --emit LEVEL or --plot-memory FILE")
+    if args.emit and len(targets) > 1:
+        raise UserError(f"--emit {args.emit} prints one target's IR; got {', '.join(targets)}")
+    options = [_options(args, target) for target in targets]
+    from yolomlir.evaluate.outputs import check_writable, write_text
+
+    check_writable(args.output, args.plot_memory)
+    if args.emit:
+        text = _emit(args, options[0])
+        if args.output is None:
+            print(text)
+        else:
+            write_text(args.output, text + "\n")
+        return 0
     with progress_bar() as progress:
-        artifact = compile_artifact(weights, options, cache=not args.no_cache, progress=progress)
+        artifact = _artifact(args, options, progress)
     if args.plot_memory:
         from yolomlir.codegen.memory_plot import plot_memory
 
-        plot_memory(artifact.programs[options.target].plan, args.plot_memory)
+        plot_memory(next(iter(artifact.programs.values())).plan, args.plot_memory)
     if args.output:
         artifact.save(args.output)
-        size = args.output.stat().st_size / 1e6
-        Console().print(
-            f"{args.output}: {options.target}, {options.precision}, {height}x{width}, "
-            f"batch {options.batch}, {size:.1f} MB",
-            highlight=False,
-        )
+        _summarise(artifact, args.output)
     return 0
 
 
-def _write_text(output: Path | None, text: str) -> None:
-    if output is None:
-        print(text)
-        return
-    try:
-        output.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", where=output) from error
+def _targets(given: list[str]) -> list[str]:
+    """The targets, each once, in the order given. Raises UserError for an unknown one."""
+    from yolomlir.api import native_target
+
+    names = [name for text in given for name in text.split(",")]
+    found = [native_target() if n == "native" else target_named(n).name for n in names]
+    return list(dict.fromkeys(found))
+
+
+def _options(args: argparse.Namespace, target: str) -> CompileOptions:
+    from yolomlir.compiler import CompileOptions
+
+    options = CompileOptions(
+        target=target,
+        precision=args.precision,
+        batch=args.batch,
+        input_dtype=args.input,
+        level=args.level,
+    )
+    if args.imgsz is not None:
+        options = replace(options, height=args.imgsz[0], width=args.imgsz[1])
+    if args.max_det is not None:
+        options = replace(options, max_det=args.max_det)
+    return options.resolved()
+
+
+def _artifact(
+    args: argparse.Namespace, options: list[CompileOptions], progress: ProgressCallback
+) -> Artifact:
+    from yolomlir.api import compile_artifact
+    from yolomlir.compiler import merge, recompile
+    from yolomlir.frontend.download import resolve_weights
+    from yolomlir.runtime.artifact import Artifact
+
+    path = resolve_weights(args.weights)
+    if path.suffix != _SUFFIX:
+        cache = not args.no_cache
+        return merge([compile_artifact(path, o, cache=cache, progress=progress) for o in options])
+    _refuse_changes(args, path)
+    whole_file = Artifact.load(path)
+    return merge([recompile(whole_file, o.target, progress=progress) for o in options])
+
+
+def _emit(args: argparse.Namespace, options: CompileOptions) -> str:
+    from yolomlir.compiler import emit
+    from yolomlir.frontend.checkpoint import load_checkpoint
+    from yolomlir.frontend.download import resolve_weights
+    from yolomlir.runtime.artifact import Artifact
+
+    path = resolve_weights(args.weights)
+    if path.suffix != _SUFFIX:
+        return emit(load_checkpoint(path), options, args.emit)
+    _refuse_changes(args, path)
+    programs = Artifact.load(path).programs
+    if args.emit != "optimized" or (not args.target and len(programs) > 1):
+        raise UserError(
+            f"holds the optimised IR of {', '.join(programs)}",
+            where=path,
+            hint="--emit optimized --target TARGET prints it",
+        )
+    if args.target and options.target not in programs:
+        raise UserError(f"has no program for {options.target}", where=path)
+    name = options.target if args.target else next(iter(programs))
+    return programs[name].ir
+
+
+def _refuse_changes(args: argparse.Namespace, path: Path) -> None:
+    """A compiled file keeps its shape: only the target can change."""
+    fixed = {
+        "--imgsz": args.imgsz,
+        "--max-det": args.max_det,
+        "--precision": args.precision,
+        "--batch": args.batch if args.batch != 1 else None,
+        "--input": args.input if args.input != "uint8" else None,
+    }
+    for option, value in fixed.items():
+        if value is not None:
+            raise UserError(
+                f"is compiled already: {option} can no longer change",
+                where=path,
+                hint="compile the checkpoint with it",
+            )
+
+
+def _summarise(artifact: Artifact, path: Path) -> None:
+    info = artifact.info
+    precisions = {str(p.metadata.get("precision")) for p in artifact.programs.values()}
+    console().print(
+        f"{path}: {', '.join(artifact.programs)}, {' and '.join(sorted(precisions))}, "
+        f"{info.height}x{info.width}, batch {info.batch}, {path.stat().st_size / 1e6:.1f} MB",
+        markup=False,
+        soft_wrap=True,
+    )

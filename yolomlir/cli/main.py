@@ -1,33 +1,38 @@
-"""`yolomlir`: the command line. One file a subcommand; this one finds them and reports errors."""
+"""`yolomlir`: the command line. One file a subcommand; this one finds it and reports errors.
+
+Only the subcommand that was asked for is imported, so that help and mistakes answer at once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import importlib.util
 import logging
 import os
-import pkgutil
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
-import yolomlir.cli as _package
 from yolomlir import __version__
 from yolomlir.diagnostics import InternalError, YolomlirError
 
-_HELPERS = ("main", "options", "progress")
-_ORDER = (
-    "predict",
-    "compile",
-    "info",
-    "demo",
-    "bench",
-    "profile",
-    "compare",
-    "val",
-    "tune",
-    "cache",
-)
+COMMANDS = {
+    "predict": "detect objects in images, folders, globs, URLs and videos",
+    "compile": "compile a checkpoint to one .ylm file",
+    "info": "describe a model file, or this machine",
+    "demo": "run the whole chain on a packaged photo, without a download",
+    "bench": "time a model beside other engines",
+    "profile": "time every kernel of a model",
+    "compare": "compare two runs, layer by layer, and name the first that differs",
+    "val": "score a model on annotated images by the COCO protocol",
+    "tune": "find the fastest tiles for this GPU",
+    "cache": "list, clear or export what is kept on disk",
+}
+"""Every subcommand, `yolomlir/cli/NAME.py`, and what it is for."""
+
+EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 
 
 class _Command(Protocol):
@@ -38,45 +43,102 @@ class _Command(Protocol):
         """Run it; the exit code."""
 
 
-def _commands() -> dict[str, _Command]:
-    names = [m.name for m in pkgutil.iter_modules(_package.__path__) if m.name not in _HELPERS]
-    ordered = [n for n in _ORDER if n in names] + sorted(set(names) - set(_ORDER))
-    return {n: cast(_Command, importlib.import_module(f"yolomlir.cli.{n}")) for n in ordered}
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as all others are."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USER_ERROR, f"yolomlir: error: {message} ({self.prog} --help)\n")
 
 
-def build_parser(commands: dict[str, _Command]) -> argparse.ArgumentParser:
-    """The parser of every subcommand."""
-    parser = argparse.ArgumentParser(
-        prog="yolomlir", description="An MLIR compiler that makes YOLO26 fast."
-    )
+def available() -> dict[str, str]:
+    """The subcommands of this installation, with what each is for."""
+    return {
+        name: summary
+        for name, summary in COMMANDS.items()
+        if importlib.util.find_spec(f"yolomlir.cli.{name}")
+    }
+
+
+def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the subcommand `chosen`; of the others only the name and what they are for."""
+    parser = _Parser(prog="yolomlir", description="An MLIR compiler that makes YOLO26 fast.")
     parser.add_argument("--version", action="version", version=f"yolomlir {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in commands.values():
-        command.add_parser(subparsers)
+    for name, summary in available().items():
+        if name == chosen:
+            command(name).add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
     return parser
 
 
+def command(name: str) -> _Command:
+    """The module of a subcommand."""
+    return cast(_Command, importlib.import_module(f"yolomlir.cli.{name}"))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line. Exit code 0: done; 1: a bug; 2: a user's error; 130: interrupted."""
-    commands = _commands()
-    args = build_parser(commands).parse_args(argv)
-    level = os.environ.get("YOLOMLIR_LOG_LEVEL", "WARNING").upper()
-    logging.basicConfig(level=level, format="yolomlir: %(levelname)s: %(message)s")
+    """Run a command line.
+
+    Exit code 0: done; 1: a bug, or done in part; 2: a user's error; 130: interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    _print_anything()
     try:
-        return commands[args.command].run(args)
-    except YolomlirError as error:
-        if args.traceback:
-            raise
-        kind = "internal error" if isinstance(error, InternalError) else "error"
-        print(f"yolomlir: {kind}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, InternalError) else 2
-    except KeyboardInterrupt:
-        return 130
+        code = _run(arguments)
+        sys.stdout.flush()
     except BrokenPipeError:
         # The reader went away (`yolomlir … | head`): nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print("yolomlir: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if "--traceback" in arguments:
+            raise
+        return _report(error)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    chosen = next((a for a in arguments if not a.startswith("-")), None)
+    known = available()
+    if chosen is not None and chosen not in known:
+        close = difflib.get_close_matches(chosen, known, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"one of: {', '.join(known)}"
+        _Parser(prog="yolomlir").error(f"unknown command '{chosen}': {hint}")
+    args = build_parser(chosen).parse_args(arguments)
+    from yolomlir.settings import settings
+
+    level = settings().log_level
+    logging.basicConfig(level=level, format="yolomlir: %(levelname)s: %(message)s")
+    return command(args.command).run(args)
+
+
+def _report(error: Exception) -> int:
+    """Say on one line what went wrong; the exit code."""
+    if isinstance(error, InternalError):
+        line, code = f"internal error: {error}", EXIT_BUG
+    elif isinstance(error, YolomlirError):
+        line, code = f"error: {error}", EXIT_USER_ERROR
+    elif isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        line, code = f"error: {where}{error.strerror or error}", EXIT_USER_ERROR
+    else:
+        what = f"{type(error).__name__}: {error}"
+        line, code = f"internal error: {what} (a bug; --traceback shows where)", EXIT_BUG
+    print("yolomlir: " + " ".join(line.splitlines()), file=sys.stderr)
+    return code
+
+
+def _print_anything() -> None:
+    """Let names that the terminal's encoding lacks be printed, escaped, rather than fail."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

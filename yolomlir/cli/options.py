@@ -10,19 +10,53 @@ from yolomlir.diagnostics import UserError
 def image_size(text: str) -> tuple[int, int]:
     """`640` or `384x640` (height x width) as (height, width)."""
     sides = text.lower().replace(",", "x").split("x")
-    if not 1 <= len(sides) <= 2 or not all(side.strip().isdigit() for side in sides):
+    if not 1 <= len(sides) <= 2 or not all(side.strip().isdecimal() for side in sides):
         raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 640 or 384x640")
-    return int(sides[0]), int(sides[-1])
+    return whole(sides[0]), whole(sides[-1])
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 1, of at most six digits."""
+    text = text.strip()
+    if not text.isdecimal() or len(text) > 6 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)
+
+
+def probability(text: str) -> float:
+    """A number in 0..1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number in 0..1")
+    return value
+
+
+def image_side_check(size: tuple[int, int] | None) -> None:
+    """Refuse sides that are no multiples of 32 before anything is fetched or read.
+
+    Raises UserError.
+    """
+    if size is None:
+        return
+    from yolomlir.compiler import CompileOptions
+
+    CompileOptions(height=size[0], width=size[1]).resolved()
 
 
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--imgsz`, `--precision`, `--max-det`, `--no-cache` and `--threads`."""
+    """Add `--imgsz`, `--precision`, `--max-det`, `--no-cache` and `--threads`.
+
+    What was not given is None: the default, or what a `.ylm` file was compiled with.
+    """
     parser.add_argument(
         "--imgsz",
         type=image_size,
-        default=(640, 640),
         metavar="SIZE",
-        help="image side, or HEIGHTxWIDTH, in pixels, multiples of 32 (default: 640)",
+        help="image side, or HEIGHTxWIDTH, in pixels, multiples of 32 (default: 640; "
+        "a .ylm file has its own)",
     )
     parser.add_argument(
         "--precision",
@@ -30,9 +64,11 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="arithmetic of products (default: tf32 on a GPU, fp32 on the CPU)",
     )
     parser.add_argument(
-        "--max-det", type=int, default=300, metavar="N", help="most detections an image (300)"
+        "--max-det", type=whole, metavar="N", help="most detections an image (default: 300)"
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    parser.add_argument(
+        "--threads", type=whole, metavar="N", help="CPU threads (default: all cores)"
+    )
     parser.add_argument("--no-cache", action="store_true", help="compile again, and keep nothing")
 
 
@@ -47,14 +83,17 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
 
 
 def device_target(device: str) -> str:
-    """The target for a `--device`. Raises UserError when a GPU is asked for in vain."""
+    """The target for a `--device`; `native` for `auto`, which leaves the choice to the API.
+
+    Raises UserError when a GPU is asked for in vain.
+    """
+    if device == "auto":
+        return "native"
     if device == "cpu":
         return "cpu"
     from yolomlir.runtime.device import cuda_device
 
     found = cuda_device()
-    if device == "auto":
-        return "cpu" if isinstance(found, str) or not found.target else found.target
     if isinstance(found, str):
         raise UserError(f"--device cuda: {found}", hint="--device cpu runs on the CPU")
     if found.target is None:

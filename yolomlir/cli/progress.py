@@ -1,27 +1,55 @@
-"""Progress bars on stderr for whatever takes over a second."""
+"""What is drawn on a terminal: progress bars on stderr for what takes long, and a console.
+
+rich takes longer to import than a warm prediction takes to run, so it is imported when something
+has to be drawn.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+if TYPE_CHECKING:
+    from rich.console import Console
 
-from yolomlir.compiler import ProgressCallback
+    from yolomlir.compiler import ProgressCallback
+
+_PIPE_WIDTH = 1000
+"""Columns where there is no terminal: lines are never broken for a program that reads them."""
 
 
 @contextmanager
 def progress_bar(*, quiet: bool = False) -> Iterator[ProgressCallback]:
     """A callback that draws one bar a stage; bars vanish when the block ends."""
+    with ExitStack() as stack:
+        bars: Any = None
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal bars
+            if quiet:
+                return
+            if bars is None:
+                bars = stack.enter_context(_bars())
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield report
+
+
+def _bars() -> Any:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -29,13 +57,17 @@ def progress_bar(*, quiet: bool = False) -> Iterator[ProgressCallback]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bars:
-        tasks: dict[str, TaskID] = {}
+    return Progress(*columns, console=console(stderr=True), transient=True)
 
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
 
-        yield report
+def console(*, stderr: bool = False) -> Console:
+    """A console whose reader may go away, and that breaks no lines where there is no terminal."""
+    from rich.console import Console
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1; main() ends quietly
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _PIPE_WIDTH
+    return _Console(stderr=stderr, width=width, highlight=False, emoji=False)

@@ -12,6 +12,7 @@ from rich.console import Console
 from yolomlir.api import Model, compile
 from yolomlir.cli.options import add_compile_options, add_device_option, device_target
 from yolomlir.cli.progress import progress_bar
+from yolomlir.compiler import CompileOptions
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.class_map import CLASS_MAPS
 from yolomlir.evaluate.coco import CONFIDENCE, EvaluationSettings
@@ -151,7 +152,7 @@ def _protocol(args: argparse.Namespace) -> EvaluationSettings:
     workers = {} if args.workers is None else {"workers": args.workers}
     return EvaluationSettings(
         confidence=args.conf,
-        max_det=args.max_det,
+        max_det=args.max_det or CompileOptions.max_det,
         letterbox=args.letterbox,
         class_map=args.class_map,
         subset=args.subset,
