@@ -26,15 +26,18 @@ TILE = "yolo.tile"
 
 @dataclass(frozen=True)
 class AssignTiles(Pass):
-    """Give each dispatch's function its tile, from a table or by the kernel family's rule.
+    """Give each dispatch's function its tile: measured where it is known, else by a rule.
 
     The tile is the attribute `yolo.tile` of the private function, a dictionary whose keys the code
     generator of the family knows. It is part of the IR: print it, change it, go on from there. A
-    function that has one keeps it. Functions without a tile are compiled with what their code
+    function that has one keeps it. Otherwise it comes from the option `table`, from what `yolomlir
+    tune` found on this machine, from the table that the package ships for the target, or by the
+    kernel family's rule, in this order. Functions without a tile are compiled with what their code
     generator takes as default.
 
     Options:
         override: replace the tiles that are there already.
+        untuned: ask neither the database nor the shipped table.
         table: a JSON file of {function's name: {key: integer or boolean}}, asked before the rule.
 
     Before:
@@ -46,6 +49,8 @@ class AssignTiles(Pass):
 
     Statistics:
         from_table: functions whose tile the table had.
+        from_database: functions whose tile tuning on this machine found.
+        from_shipped: functions whose tile the package's table had.
         from_rule: functions whose tile the family's rule gave.
         kept: functions that had a tile.
 
@@ -68,6 +73,7 @@ class AssignTiles(Pass):
 
     name: ClassVar[str] = "yolo-assign-tiles"
     override: bool = False
+    untuned: bool = False
     table: str = ""
 
     def run(self, module: ir.Module, context: PassContext) -> None:
@@ -77,6 +83,7 @@ class AssignTiles(Pass):
         precision = "tf32"
         if "yolo.precision" in root.attributes:
             precision = yolo.string(root, "yolo.precision")
+        known = _Known(context.target, precision) if self._may_ask(context.target) else None
         for name, function in functions(module).items():
             if name == ENTRY or FAMILY not in function.attributes:
                 continue
@@ -87,10 +94,38 @@ class AssignTiles(Pass):
                 function.attributes[TILE] = _attribute(table[name])
                 context.count(self, "from_table")
                 continue
+            found = known.find(function) if known else None
+            if found is not None:
+                function.attributes[TILE], source = found
+                context.count(self, source)
+                continue
             tile = _by_rule(function, context.target, precision)
             if tile is not None:
                 function.attributes[TILE] = tile
                 context.count(self, "from_rule")
+
+    def _may_ask(self, target: Target) -> bool:
+        return target.kind == "gpu" and not self.untuned
+
+
+class _Known:
+    """What is known of functions: the database of this machine, then the shipped table."""
+
+    def __init__(self, target: Target, precision: str) -> None:
+        from yolomlir.autotune.lookup import Lookup
+
+        self._lookup = Lookup(target, precision)
+
+    def find(self, function: ir.Operation) -> tuple[ir.Attribute, str] | None:
+        """The tile and the statistic to count, or None."""
+        from yolomlir.autotune.space import attribute
+
+        convolution = yolo.string(function, FAMILY) == naming.CONV2D
+        found = self._lookup.find(function, conv_shape(function) if convolution else None)
+        if found is None:
+            return None
+        tile, source = found
+        return attribute(tile), "from_database" if source == "database" else "from_shipped"
 
 
 def _by_rule(function: ir.Operation, target: Target, precision: str) -> ir.Attribute | None:

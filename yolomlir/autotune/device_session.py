@@ -98,8 +98,10 @@ def _tune(
         )  # fmt: skip
     for line in report.summary(result):
         print(line, flush=True)
-    (args.out / f"report_{result.scale}.md").write_text(report.markdown(result))
-    (args.out / f"report_{result.scale}.json").write_text(report.as_json(result))
+    with (args.out / "report.md").open("a", encoding="utf-8") as file:
+        file.write(report.markdown(result) + "\n")
+    with (args.out / "report.jsonl").open("a", encoding="utf-8") as file:
+        file.write(report.as_json(result, indent=None))
     found = result.table()
     return table.merged(found) if table else found
 

@@ -62,10 +62,10 @@ def markdown(result: TuningResult) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_json(result: TuningResult) -> str:
-    """Everything."""
+def as_json(result: TuningResult, indent: int | None = 1) -> str:
+    """Everything, as one JSON object and a newline."""
     data: dict[str, Any] = dataclasses.asdict(result)
-    return json.dumps(data, indent=1) + "\n"
+    return json.dumps(data, indent=indent) + "\n"
 
 
 def plot(result: TuningResult, path: Path) -> None:
