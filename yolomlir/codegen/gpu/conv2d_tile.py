@@ -215,28 +215,6 @@ def tile_space(shape: ConvShape, target: Target, precision: str) -> Iterator[Con
                     yield candidate
 
 
-def short_tile_space(shape: ConvShape, target: Target, precision: str) -> Iterator[ConvTile]:
-    """A tile of each choice in `tile_space`, with the deepest pipeline of which two blocks fit an
-    SM: so the next kernel's first loads overlap this one's last products."""
-    half = target.shared_memory_per_sm_bytes // 2 - 1024
-    for tile in _without_pipeline(shape, target):
-        warps = tile.threads // 32
-        shallow = tile.cluster_k > 1 and shape.k < _CLUSTER_DEPTH
-        if warps not in (4, 8, 16) or tile.block_k < min(16, shape.k) or shallow:
-            continue
-        for stages in reversed(_DEPTHS):
-            if stages > max(2, tile.k_tiles(shape)):
-                continue
-            candidate = _with(tile, stages, shape.source_vector == 0, shape.taps > 1)
-            if stages > 2 and candidate.shared_bytes(shape) > half:
-                continue
-            if objection(candidate, shape, target, precision) is None:
-                yield candidate
-                break
-
-
-_CLUSTER_DEPTH = 1024
-"""The K from which dividing it among blocks can pay for the cluster."""
 _DEPTHS = (2, 3, 4, 6, 8)
 _FLAGS = (False, True)
 
@@ -305,74 +283,6 @@ def _over_k(
             few = 32 * warps_m * warps_n * warps_k <= _MAX_THREADS
             if few and block_k // 8 % warps_k == 0:
                 yield ConvTile(block_m, block_n, block_k, warps_m, warps_n, warps_k)
-
-
-# ---- a choice with no measurements --------------------------------------------------------------
-
-_CLOCK_HZ = 1.7e9
-_PORT_BYTES_PER_CYCLE = 64.0
-"""Bytes a cycle from L2 to one SM."""
-_L2_BYTES_PER_CYCLE = 25.0
-"""The same for each SM when all of them copy."""
-_L2_LATENCY = 700.0
-_MMA_SYNC_PEAK = 640.0
-"""Multiply-adds of TF32 a cycle and SM that `mma.sync` reaches where WGMMA is faster (sm_90)."""
-_STEP = 60.0
-"""Cycles a step for its wait, barrier and the first `ldmatrix`."""
-_SCHEDULERS = 4
-"""Of an SM; a warp uses one, and a quarter of the tensor cores."""
-_CYCLES_PER_INSTRUCTION = 2.5
-"""Of one warp that has a scheduler to itself: it waits for its own results."""
-_CLUSTER = 2000.0
-"""Cycles that a cluster costs: its launch as one, two barriers, partial sums from other blocks."""
-_START = 1800.0
-"""Cycles from the launch to the first step: indices, first bytes from L2."""
-
-
-def estimate_us(tile: ConvTile, shape: ConvShape, target: Target, precision: str) -> float:
-    """A rough time of the kernel alone, microseconds, to rank tiles before any measurement.
-
-    The slowest of copies, tensor cores, instruction issue and latency, a step of K, for the blocks
-    that share an SM, times the waves; plus start and epilogue.
-    """
-    blocks = tile.grid(shape)[0] * tile.grid(shape)[1] * tile.cluster_k
-    registers = 40 + tile.warp_m * tile.warp_n // 32 + tile.warp_m // 4 + tile.warp_n // 4
-    together = min(
-        target.shared_memory_per_sm_bytes // (tile.shared_bytes(shape) + 1024),
-        target.threads_per_sm // tile.threads,
-        target.registers_per_sm // (registers * tile.threads),
-        -(-blocks // target.multiprocessors),
-    )
-    if together < 1:
-        return float("inf")
-    waves = -(-blocks // (target.multiprocessors * together))
-    products = 3 if precision == "fp32" else 1
-    peak = target.tf32_tflops * 1e12 / 2 / target.multiprocessors / _CLOCK_HZ
-    warps = tile.threads // 32
-    queue = -(-together * warps // _SCHEDULERS)
-    steps = tile.block_k // 8 // tile.warps_k
-    tensor = queue * tile.warp_m * tile.warp_n * 8 * steps * products
-    tensor /= min(peak, _MMA_SYNC_PEAK) / _SCHEDULERS
-    at_once = min(blocks, target.multiprocessors * together)
-    together_busy = at_once / min(blocks, target.multiprocessors)
-    total = _L2_BYTES_PER_CYCLE * target.multiprocessors / min(blocks, target.multiprocessors)
-    copies = 4 * (tile.block_m + tile.block_n) * tile.block_k
-    copies *= together_busy / min(_PORT_BYTES_PER_CYCLE, total)
-    rows, columns = tile.warp_m // 16, -(-tile.warp_n // 8)
-    issue = 30.0 + steps * (rows * 9 + columns + rows * columns * 2 * products)
-    issue += 7 * (tile.block_m + tile.block_n) * tile.block_k / 4 / tile.threads
-    if shape.source_vector == 0:  # a thread converts whole rows
-        issue += 6 * tile.block_k * -(-tile.block_m // tile.threads)
-    step = _STEP + max(tensor, copies, issue * max(_CYCLES_PER_INSTRUCTION, queue))
-    latency = _STEP + 30 * steps
-    if tile.k_tiles(shape) > tile.stages:
-        latency += _L2_LATENCY / max(1, tile.stages - 1)
-    outputs = tile.block_m * tile.block_n / tile.threads
-    epilogue = 400 + max(_CYCLES_PER_INSTRUCTION, queue) * outputs * 10
-    epilogue += 400 if tile.is_staged else 0
-    epilogue += _CLUSTER if tile.cluster_k > 1 else 0
-    cycles = waves * (tile.k_tiles(shape) * max(step, latency) + epilogue + _START)
-    return cycles / _CLOCK_HZ * 1e6
 
 
 @lru_cache(maxsize=1024)
