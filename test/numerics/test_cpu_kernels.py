@@ -58,6 +58,9 @@ CONVOLUTIONS = [
     (1, 9, 10, 6, 12, 5, 1, (2, 2, 2, 2)),
     (1, 2, 2, 4, 8, 3, 2, (1, 1, 1, 1)),
     (1, 6, 8, 4, 64, 3, 1, (0, 2, 1, 0)),
+    (1, 4, 10, 24, 24, 3, 1, (1, 1, 1, 1)),
+    (1, 3, 5, 4, 101, 1, 1, (0, 0, 0, 0)),
+    (2, 6, 6, 3, 31, 3, 2, (1, 1, 1, 1)),
 ]
 
 
@@ -91,11 +94,14 @@ def test_convolution(case, form: str) -> None:
     check(got, y, bound)
 
 
-@pytest.mark.parametrize("cores", [16, 64])
+OTHER_MACHINES = [{"cores": 16}, {"cores": 64}, {"features": ("+avx2",)}, {"features": ()}]
+
+
+@pytest.mark.parametrize("change", OTHER_MACHINES)
 @pytest.mark.parametrize("case", CONVOLUTIONS[:6])
-def test_blocks_for_many_cores(case, cores: int, monkeypatch) -> None:
-    """Blocks of channels too, where there are fewer rows than cores."""
-    machine = dataclasses.replace(isa.host(), cores=cores)
+def test_tiles_of_other_machines(case, change, monkeypatch) -> None:
+    """Many cores, which get blocks of channels where there are few rows; shorter vectors."""
+    machine = dataclasses.replace(isa.host(), **change)
     monkeypatch.setattr(program, "host", lambda: machine)
     n, h, w, c, out, k, s, padding = case
     rng = np.random.default_rng(h * w + out)
@@ -124,7 +130,7 @@ def test_convolution_without_bias() -> None:
     check(got, y, 74 * EPSILON * size)
 
 
-@pytest.mark.parametrize("shape", [(1, 20, 20, 80), (2, 5, 7, 3), (1, 1, 11, 24)])
+@pytest.mark.parametrize("shape", [(1, 20, 20, 80), (2, 5, 7, 3), (1, 1, 11, 24), (1, 6, 4, 83)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_depthwise(shape: tuple[int, ...], stride: int) -> None:
     n, h, w, c = shape
@@ -146,10 +152,15 @@ def test_depthwise(shape: tuple[int, ...], stride: int) -> None:
 
 @pytest.mark.parametrize(("h", "w"), [(6, 8), (10, 14), (2, 2)])
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_several_sources_one_upsampled(h: int, w: int, kernel: int) -> None:
+@pytest.mark.parametrize("out", [6, 37])
+def test_several_sources_one_upsampled(h: int, w: int, kernel: int, out: int) -> None:
     rng = np.random.default_rng(h)
     a, b, c = f32(rng, 1, h // 2, w // 2, 5), f32(rng, 1, h, w, 2), f32(rng, 1, h, w, 3)
-    weight, bias, residual = f32(rng, 6, 10, kernel, kernel), f32(rng, 6), f32(rng, 1, h, w, 6)
+    weight, bias, residual = (
+        f32(rng, out, 10, kernel, kernel),
+        f32(rng, out),
+        f32(rng, 1, h, w, out),
+    )
     x = np.concatenate([a.repeat(2, 1).repeat(2, 2), b, c], axis=3)
     padding = (kernel // 2,) * 4
     y, size = conv_reference(x, weight, (1, 1), padding)
@@ -161,9 +172,9 @@ def test_several_sources_one_upsampled(h: int, w: int, kernel: int) -> None:
             image(1, 5, h // 2, w // 2),
             image(1, 2, h, w),
             image(1, 3, h, w),
-            filters(6, 10, kernel, kernel, Layout.HWIO),
-            vector(6),
-            image(1, 6, h, w),
+            filters(out, 10, kernel, kernel, Layout.HWIO),
+            vector(out),
+            image(1, out, h, w),
         ],
         [
             ("x", a),
@@ -180,11 +191,11 @@ def test_several_sources_one_upsampled(h: int, w: int, kernel: int) -> None:
     check(got, want, terms * EPSILON * (size + abs(bias) + abs(residual)))
 
 
-@pytest.mark.parametrize(("h", "w"), [(64, 96), (6, 10), (32, 32)])
-def test_first_layer_reads_bytes(h: int, w: int) -> None:
+@pytest.mark.parametrize(("h", "w", "out"), [(64, 96, 16), (6, 10, 16), (32, 32, 24)])
+def test_first_layer_reads_bytes(h: int, w: int, out: int) -> None:
     rng = np.random.default_rng(h)
     x = rng.integers(0, 256, (1, h, w, 3), dtype=np.uint8)
-    weight, bias = f32(rng, 16, 3, 3, 3), f32(rng, 16)
+    weight, bias = f32(rng, out, 3, 3, 3), f32(rng, out)
     y, size = conv_reference(x / 255, weight, (2, 2), (1, 1, 1, 1))
     got = run_dispatch(
         lambda a, b, v: yolo.conv2d(
@@ -192,8 +203,8 @@ def test_first_layer_reads_bytes(h: int, w: int) -> None:
         ),
         [
             image(1, 3, h, w, ir.IntegerType.get_unsigned(8)),
-            filters(16, 3, 3, 3, Layout.HWIO),
-            vector(16),
+            filters(out, 3, 3, 3, Layout.HWIO),
+            vector(out),
         ],
         [("x", x), ("w", physical_weight(weight, Layout.HWIO)), ("w", bias)],
         y.shape,

@@ -71,7 +71,7 @@ def to_llvm(source: KernelSource, isa: Isa, symbol: str) -> tuple[ir.Module, pha
     """The kernel in the LLVM dialect. Needs a context with the `yolo` dialect to be current."""
     module = build(source)
     math_expansion.expand_exp(module)
-    prepare.prepare(module)
+    prepare.prepare(module, isa)
     schedule(module, isa)
     _remove_empty_pad_guards(module)
     run_script(module, _PADS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from yolomlir.bindings import arith, ir, linalg, memref, tensor
+from yolomlir.codegen.cpu.channels import split_ragged_channels
+from yolomlir.codegen.cpu.isa import Isa
 from yolomlir.dialects import yolo
 
 CONTRACTIONS = ("linalg.conv_2d_nhwc_hwcf",)
@@ -10,9 +12,10 @@ _WEIGHT_INPUTS = 2
 """The dimension of an HWIO weight that runs over input channels."""
 
 
-def prepare(module: ir.Module) -> None:
-    """Every rewrite of this file."""
+def prepare(module: ir.Module, isa: Isa) -> None:
+    """Every rewrite of this file, and the split of ragged channels."""
     _own_fills(module)
+    split_ragged_channels(module, isa)
     _pad_before_converting(module)
     _split_sources(module)
     _split_results(module)

@@ -368,7 +368,8 @@ def _upsampling(op: ir.Operation) -> int:
 
 def _register_tile(group: _Group, width: int, channels: int, isa: Isa) -> tiles.RegisterTile:
     if group.windows[-1].name == CONV:
-        return tiles.register_tile(width, channels, isa)
+        pointwise = shape_of(group.windows[-1].operands[1])[:2] == [1, 1]
+        return tiles.register_tile(width, channels, isa, prefer_channels=pointwise)
     lanes = tiles.largest_divisor(channels, isa.lanes)
     return tiles.RegisterTile(tiles.largest_divisor(width, 8), lanes)
 

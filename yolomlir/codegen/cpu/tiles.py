@@ -41,12 +41,15 @@ def largest_divisor(n: int, limit: int) -> int:
     return max((d for d in divisors(n) if d <= limit), default=1)
 
 
-def register_tile(width: int, channels: int, isa: Isa, *, reads_per_step: int = 1) -> RegisterTile:
+def register_tile(
+    width: int, channels: int, isa: Isa, *, prefer_channels: bool = False
+) -> RegisterTile:
     """The tile of least modelled cycles a product, of sizes that divide `width` and `channels`.
 
     A step multiplies `pixels` broadcast inputs by `channels` weights: pixels * vectors
     multiply-adds, one a cycle of the widest registers; vectors weight loads and pixels broadcasts,
-    two a cycle. Equal tiles are ordered by fewer weight loads, which come from a farther cache.
+    two a cycle. Equal tiles: the one with more pixels, as weights come from a farther cache, or,
+    for `prefer_channels`, with more channels, as the input is read again for every tile of them.
     """
     best: tuple[float, float, RegisterTile] | None = None
     for tile_channels in _channel_tiles(channels, isa):
@@ -55,11 +58,11 @@ def register_tile(width: int, channels: int, isa: Isa, *, reads_per_step: int = 
             sums = pixels * vectors
             if sums + vectors + 2 > isa.registers and (pixels, vectors) != (1, 1):
                 continue
-            loads = (vectors + pixels * reads_per_step) / 2
+            loads = (vectors + pixels) / 2
             cycles = max(sums, loads, _LATENCY) + _STEP_OVERHEAD
             cost = cycles / (pixels * tile_channels)
             tile = RegisterTile(pixels, tile_channels)
-            key = (round(cost, 4), 1 / pixels, tile)
+            key = (round(cost, 4), 1 / (tile_channels if prefer_channels else pixels), tile)
             if best is None or key[:2] < best[:2]:
                 best = key
     return best[2] if best else RegisterTile(1, channels)
