@@ -115,12 +115,14 @@ def assemble(ptx: str, chip: str) -> Cubin:
 def parse_resources(log: str) -> tuple[int, int]:
     """Registers a thread and bytes of spills (stores plus loads) from an assembler's verbose log.
 
+    Some nvJitLinks write ptxas' words ("Used 64 registers, … bytes spill stores"), some the
+    linker's ("used 64 registers, … 0 bytes lmem"), where local memory stands for the spills.
     Raises InternalError where the log does not say.
     """
-    registers = re.search(r"Used (\d+) registers", log)
+    registers = re.search(r"[Uu]sed (\d+) registers", log)
     if registers is None:
         raise InternalError(f"no register count in the assembler's log: {log.strip()!r}")
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
+    spills = re.findall(r"(\d+) bytes (?:spill (?:stores|loads)|lmem)", log)
     return int(registers[1]), sum(int(s) for s in spills)
 
 
