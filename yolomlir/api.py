@@ -21,7 +21,7 @@ from yolomlir.fingerprint import compiler_fingerprint, host_fingerprint
 from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
 from yolomlir.results import Detection, Result
 from yolomlir.runtime.artifact import SUFFIX, Artifact, ModelInfo
-from yolomlir.runtime.executor import DeviceExecutor, open_executor
+from yolomlir.runtime.executor import DeviceExecutor, Executor, open_executor
 from yolomlir.runtime.plan import Step
 from yolomlir.settings import settings
 from yolomlir.vision.letterbox import Letterbox, letterbox
@@ -54,6 +54,11 @@ class Model:
     def info(self) -> ModelInfo:
         """Scale, classes, names, image size, batch and precision."""
         return self._info
+
+    @property
+    def executor(self) -> Executor:
+        """What runs the program, for tools that measure it."""
+        return self._executor
 
     def __call__(self, batch: Any) -> NDArray[np.float32]:
         """Raw rows [N, max_det, 6] (x1, y1, x2, y2 in input pixels, score, class) of images.
@@ -304,8 +309,7 @@ def compile(
     """
     size = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
     if not isinstance(weights, Checkpoint) and Path(weights).suffix == SUFFIX:
-        artifact = Artifact.load(weights)
-        model = Model(artifact, target=_none_if_native(target), threads=threads)
+        model = load(weights, target=target, threads=threads)
         try:
             _check_artifact(model.info, Path(weights), size, precision, max_det, input_dtype)
         except UserError:
@@ -330,8 +334,13 @@ def compile(
 def load(
     path: str | os.PathLike[str], *, target: str | None = None, threads: int | None = None
 ) -> Model:
-    """Load a `.ylm` file. Raises UserError when it is damaged, or cannot run here."""
-    return Model(Artifact.load(path), target=_none_if_native(target), threads=threads)
+    """Load a `.ylm` file. Raises UserError when it is damaged, or cannot run here.
+
+    target: which of its programs; None or `native` takes the best one for this machine.
+    """
+    artifact = Artifact.load(path)
+    wanted = None if target == "native" else target
+    return Model(artifact, target=choose_program(artifact, wanted, path), threads=threads)
 
 
 def native_target() -> str:
@@ -341,8 +350,10 @@ def native_target() -> str:
     return cuda_target() or "cpu"
 
 
-def choose_program(artifact: Artifact, target: str | None = None) -> str:
+def choose_program(artifact: Artifact, target: str | None = None, path: object = None) -> str:
     """Which program of an artifact to run: that of `target`, or the best one for this machine.
+
+    path: the artifact's file, for the error.
 
     A GPU runs programs of its own chip or, from their PTX, of an older one; the newest wins.
     Raises UserError that says how to get a program for this machine.
@@ -358,11 +369,13 @@ def choose_program(artifact: Artifact, target: str | None = None) -> str:
     from yolomlir.runtime.device import cuda_device
 
     found = cuda_device()
-    reason = f"; {found}" if isinstance(found, str) and target is None else ""
-    again = "the checkpoint" if wanted == "cpu" or names == ["cpu"] else "the .ylm file itself"
+    reason = f" ({found})" if isinstance(found, str) and target is None else ""
+    from_checkpoint = wanted == "cpu" or names == ["cpu"]
+    again = "CHECKPOINT" if from_checkpoint else path or f"FILE{SUFFIX}"
     raise UserError(
-        f"the artifact has no program for {wanted}, only for {', '.join(names)}{reason}",
-        hint=f"compile {again} again: yolomlir compile … --target {wanted} -o other{SUFFIX}",
+        f"has no program for {wanted}, only for {', '.join(names)}{reason}",
+        where=path or "the artifact",
+        hint=f"yolomlir compile {again} --target {wanted} -o other{SUFFIX} makes one",
     )
 
 
@@ -370,10 +383,6 @@ def _chip(target: str) -> int:
     """90 for `sm_90`; 0 for what is no GPU."""
     number = target.removeprefix("sm_")
     return int(number) if number != target and number.isdecimal() else 0
-
-
-def _none_if_native(target: str | None) -> str | None:
-    return None if target == "native" else target
 
 
 def _check_artifact(

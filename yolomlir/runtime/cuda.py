@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,7 @@ class CudaExecutor:
         self._memory: list[DeviceMemory] = []
         self._pinned: dict[str, PinnedArray] = {}
         self._modules: dict[str, Any] = {}
+        self._events: list[Any] = []
         self._graph: KernelGraph | None = None
         self._stream = call(driver.cuStreamCreate, 1)  # CU_STREAM_NON_BLOCKING
         self._done = call(driver.cuEventCreate, 2)  # CU_EVENT_DISABLE_TIMING
@@ -221,21 +223,60 @@ class CudaExecutor:
         with self._lock:
             self._require_open()
             self._context.make_current()
-            for name, view in self._plan.inputs.items():
-                staging = self._pinned[name]
-                np.copyto(staging.array, inputs[name], casting="no")
-                self._point_input(name, self._address(view))
-                address = driver.CUdeviceptr(self._address(view))
-                size = staging.array.nbytes
-                call(driver.cuMemcpyHtoDAsync, address, staging.address, size, self._stream)
+            self._stage(inputs)
+            self._copy_in()
             self._enqueue(self._stream)
-            for name, view in self._plan.outputs.items():
-                staging = self._pinned[name]
-                address = driver.CUdeviceptr(self._address(view))
-                size = staging.array.nbytes
-                call(driver.cuMemcpyDtoHAsync, staging.address, address, size, self._stream)
+            self._copy_out()
             call(driver.cuStreamSynchronize, self._stream)
             return {name: self._pinned[name].array.copy() for name in self._plan.outputs}
+
+    def run_parts(self, inputs: dict[str, NDArray[Any]]) -> dict[str, float]:
+        """One inference like `run` with events around its parts: milliseconds by part.
+
+        `enqueue` is the host's time until everything is submitted; `h2d`, `gpu` and `d2h` are times
+        on the GPU. The events themselves cost some microseconds of the wall clock's time.
+        """
+        with self._lock:
+            self._require_open()
+            self._context.make_current()
+            while len(self._events) < 4:
+                self._events.append(call(driver.cuEventCreate, 0))
+            parts = (self._copy_in, lambda: self._enqueue(self._stream), self._copy_out)
+            start = time.perf_counter_ns()
+            self._stage(inputs)
+            for event, part in zip(self._events, parts, strict=False):
+                call(driver.cuEventRecord, event, self._stream)
+                part()
+            call(driver.cuEventRecord, self._events[3], self._stream)
+            enqueue = (time.perf_counter_ns() - start) / 1e6
+            call(driver.cuStreamSynchronize, self._stream)
+            times = [
+                float(call(driver.cuEventElapsedTime, first, last))
+                for first, last in zip(self._events, self._events[1:], strict=False)
+            ]
+            return {"enqueue": enqueue, **dict(zip(("h2d", "gpu", "d2h"), times, strict=True))}
+
+    def _stage(self, inputs: dict[str, NDArray[Any]]) -> None:
+        """Put the inputs into pinned memory."""
+        for name, view in self._plan.inputs.items():
+            np.copyto(self._pinned[name].array, inputs[name], casting="no")
+            self._point_input(name, self._address(view))
+
+    def _copy_in(self) -> None:
+        """Submit the inputs' way from pinned memory to the arena."""
+        for name, view in self._plan.inputs.items():
+            staging = self._pinned[name]
+            address = driver.CUdeviceptr(self._address(view))
+            size = staging.array.nbytes
+            call(driver.cuMemcpyHtoDAsync, address, staging.address, size, self._stream)
+
+    def _copy_out(self) -> None:
+        """Submit the outputs' way to pinned memory."""
+        for name, view in self._plan.outputs.items():
+            staging = self._pinned[name]
+            address = driver.CUdeviceptr(self._address(view))
+            size = staging.array.nbytes
+            call(driver.cuMemcpyDtoHAsync, staging.address, address, size, self._stream)
 
     def run_device(self, image: Any, *, stream: int | None = None) -> DeviceArray:
         """One inference from and to GPU memory, with no copy, on the caller's stream.
@@ -328,7 +369,8 @@ class CudaExecutor:
                 memory.free()
             for pinned in self._pinned.values():
                 pinned.free()
-            call(driver.cuEventDestroy, self._done)
+            for event in (self._done, *self._events):
+                call(driver.cuEventDestroy, event)
             call(driver.cuStreamDestroy, self._stream)
             self._context.release()
 

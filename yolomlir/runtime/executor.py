@@ -33,6 +33,14 @@ class DeviceExecutor(Executor, Protocol):
         """One inference on the caller's stream; the result lies in GPU memory."""
 
 
+@runtime_checkable
+class TimedExecutor(Executor, Protocol):
+    """An executor that can tell the parts of an inference apart."""
+
+    def run_parts(self, inputs: dict[str, NDArray[Any]]) -> dict[str, float]:
+        """One inference: milliseconds of `enqueue`, `h2d`, `gpu` and `d2h`."""
+
+
 def open_executor(program: Program, *, threads: int | None = None) -> Executor:
     """Load a program where it can run. Raises UserError when this machine cannot run it."""
     if program.target == "cpu":
