@@ -6,9 +6,9 @@ import argparse
 import shutil
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from yolomlir.cli.progress import console
 from yolomlir.diagnostics import UserError
 from yolomlir.settings import settings
 from yolomlir.target import TARGETS
@@ -55,8 +55,8 @@ def _list() -> None:
     from yolomlir.autotune.database import databases
 
     root = Path(settings().cache_dir)
-    console = Console()
-    console.print(str(root), highlight=False)
+    out = console()
+    out.print(str(root), highlight=False)
     table = Table(box=None, show_header=False)
     for part in _parts(root):
         files = [f for f in part.rglob("*") if f.is_file()]
@@ -67,7 +67,7 @@ def _list() -> None:
         times = sum(len(t) for t in database.times.values())
         note = f"{len(database.winners)} functions tuned, {times} candidates measured"
         table.add_row("", "", "", f"{database.target} on {database.device}: {note}")
-    console.print(table, highlight=False)
+    out.print(table, highlight=False)
 
 
 def _parts(root: Path) -> list[Path]:
@@ -93,7 +93,7 @@ def _clear(names: list[str]) -> None:
                 raise UserError(
                     f"cannot be deleted: {error.strerror}", where=str(present[name])
                 ) from error
-            Console().print(f"{present[name]}: deleted", highlight=False)
+            console().print(f"{present[name]}: deleted", highlight=False)
 
 
 def _export(target: str, output: Path) -> None:
@@ -118,4 +118,4 @@ def _export(target: str, output: Path) -> None:
         table.save(output)
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror}", where=str(output)) from error
-    Console().print(f"{output}: {len(rows)} entries", highlight=False)
+    console().print(f"{output}: {len(rows)} entries", highlight=False)

@@ -33,11 +33,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("file", nargs="?", help="a .safetensors, .pt or .ylm file, or a model name")
     parser.add_argument("--json", action="store_true", help="print it as JSON, in full")
+    parser.add_argument(
+        "--predict",
+        metavar="GPU",
+        help="predict a checkpoint's time, layer by layer, on a GPU such as rtx5070",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; the exit code."""
-    facts = _facts(args.file)
+    facts = predicted_facts(args.file, args.predict) if args.predict else _facts(args.file)
+    if args.predict and not args.json:
+        _show_prediction(facts)
+        return 0
     if args.json:
         print(json.dumps(facts, indent=1))
     else:
@@ -52,6 +60,38 @@ def _facts(file: str | None) -> dict[str, Any]:
 
     path = resolve_weights(file)
     return artifact_facts(path) if path.suffix == ".ylm" else checkpoint_facts(path)
+
+
+def predicted_facts(file: str | None, gpu: str) -> dict[str, Any]:
+    """The time of each of a checkpoint's launches on a GPU that need not be here."""
+    from yolomlir.autotune.prediction import as_facts, gpu_named, predict
+    from yolomlir.autotune.workload import collect
+    from yolomlir.compiler import CompileOptions
+    from yolomlir.diagnostics import UserError
+    from yolomlir.frontend.checkpoint import load_checkpoint
+    from yolomlir.frontend.download import resolve_weights
+
+    target, name = gpu_named(gpu)
+    if file is None or file.endswith(".ylm"):
+        raise UserError(
+            "--predict needs a checkpoint", hint=f"yolomlir info yolo26n.pt --predict {gpu}"
+        )
+    workload = collect(load_checkpoint(resolve_weights(file)), CompileOptions(target=target))
+    return as_facts(predict(workload), name, workload)
+
+
+def _show_prediction(facts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("layer", "family", "us", "GFLOP", "MB"):
+        table.add_column(column, justify="left" if column in ("layer", "family") else "right")
+    for step in facts["launches"]:
+        sizes = (f"{step['us']:.2f}", f"{step['gflop']:.3f}", f"{step['mb']:.2f}")
+        table.add_row(step["layer"], step["family"], *sizes)
+    out = console()
+    out.print(table, highlight=False)
+    out.print(facts["note"], highlight=False)
 
 
 def machine_facts() -> dict[str, Any]:

@@ -14,11 +14,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from yolomlir.api import native_target
 from yolomlir.autotune.search import Progress as TuningProgress
 from yolomlir.autotune.search import Report
+from yolomlir.autotune.workload import Workload
 from yolomlir.cli.options import image_size
+from yolomlir.cli.progress import console
 from yolomlir.compiler import CompileOptions
 from yolomlir.diagnostics import UserError
-from yolomlir.frontend.checkpoint import load_checkpoint
+from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
 from yolomlir.frontend.download import resolve_weights
+from yolomlir.frontend.seeded import seeded_checkpoint
 from yolomlir.target import TARGETS
 
 
@@ -31,7 +34,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "the fastest in the user's cache, where every later compile finds them. A run that was "
         "interrupted goes on where it stopped.",
     )
-    parser.add_argument("weights", help="a .safetensors or .pt file, or a name such as yolo26n")
+    parser.add_argument(
+        "weights", help="a .safetensors or .pt file, a name such as yolo26n, or seeded:n"
+    )
     gpus = [name for name, target in TARGETS.items() if target.kind == "gpu"]
     parser.add_argument(
         "--target", default="native", metavar="TARGET", help=f"native (default), {', '.join(gpus)}"
@@ -51,6 +56,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--report", type=Path, metavar="FILE", help="write it too: .md or .json")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png or .svg")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write the winners as a table")
+    parser.add_argument(
+        "--predict",
+        action="store_true",
+        help="measure nothing: choose by the cost model, for a GPU that is not here (with --table)",
+    )
     parser.add_argument(
         "--fit",
         nargs="?",
@@ -76,12 +86,14 @@ def run(args: argparse.Namespace) -> int:
     from yolomlir.autotune.session import tune
     from yolomlir.autotune.workload import collect
 
-    target = _target(args.target)
+    target = args.target if args.predict else _target(args.target)
     height, width = args.imgsz
     options = CompileOptions(
         target=target, precision=args.precision, height=height, width=width, batch=args.batch
     )
-    workload = collect(load_checkpoint(resolve_weights(args.weights)), options, args.layers)
+    workload = collect(_checkpoint(args.weights), options, args.layers)
+    if args.predict:
+        return _predict(workload, args.table)
     builder = ProcessBuilder(args.workers) if args.workers else None
     try:
         with _progress() as show:
@@ -89,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if builder is not None:
             builder.close()
-    console = Console()
-    console.print(report.rich_table(result), highlight=False)
+    out = console()
+    out.print(report.rich_table(result), highlight=False)
     for line in report.summary(result):
-        console.print(line, highlight=False)
+        out.print(line, highlight=False)
     if args.report:
         as_json = args.report.suffix == ".json"
         _write(args.report, report.as_json(result) if as_json else report.markdown(result))
@@ -101,7 +113,29 @@ def run(args: argparse.Namespace) -> int:
     if args.table:
         result.table().save(args.table)
     if args.fit:
-        _fit(target, result.device, workload.precision, args.fit, console)
+        _fit(target, result.device, workload.precision, args.fit)
+    return 0
+
+
+def _checkpoint(weights: str) -> Checkpoint:
+    """A checkpoint file, or untrained weights of a scale for `seeded:n`: time depends on shapes."""
+    if weights.startswith("seeded:"):
+        return seeded_checkpoint(weights.removeprefix("seeded:"), 80, 0, fused=True)
+    return load_checkpoint(resolve_weights(weights))
+
+
+def _predict(workload: Workload, path: Path | None) -> int:
+    """Write the model's choice, beside what a table at that path already has."""
+    from yolomlir.autotune.prediction import predicted_table
+    from yolomlir.autotune.tables import load_table
+
+    if path is None:
+        raise UserError("--predict has no result but a table", hint="add --table FILE")
+    found = predicted_table(workload)
+    before = load_table(path) if path.exists() else None
+    (before.merged(found) if before else found).save(path)
+    count = sum(len(rows) for rows in found.entries.values())
+    console().print(f"{path}: {count} entries, predicted, not measured", highlight=False)
     return 0
 
 
@@ -116,15 +150,15 @@ def _target(name: str) -> str:
     return chosen
 
 
-def _fit(target: str, device: str, precision: str, file: Path, console: Console) -> None:
+def _fit(target: str, device: str, precision: str, file: Path) -> None:
     from yolomlir.autotune.calibration import calibrate, constants_text
     from yolomlir.autotune.database import Database
 
     constants, quality = calibrate(Database.open(target, device), precision)
-    console.print(str(quality), highlight=False)
+    console().print(str(quality), highlight=False)
     text = constants_text(constants, device, quality)
     if str(file) == "-":
-        console.print(text, highlight=False)
+        console().print(text, highlight=False)
     else:
         _write(file, text)
 

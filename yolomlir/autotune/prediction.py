@@ -1,0 +1,184 @@
+"""Times of a model's kernels on a GPU that is not there, by the cost model, and tiles for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from yolomlir.autotune import space, tables
+from yolomlir.autotune.calibration import constants_for
+from yolomlir.autotune.cost_model import Constants, Device
+from yolomlir.autotune.space import Problem, Tile
+from yolomlir.autotune.tables import Table, TableEntry
+from yolomlir.autotune.workload import Workload
+from yolomlir.codegen.build_plan import ITEM_BYTES
+from yolomlir.diagnostics import UserError
+from yolomlir.runtime.plan import Step, View
+
+GPUS = {"rtx5070": "sm_120", "h200": "sm_90", "rtx4090": "sm_89", "rtx3090": "sm_86",
+        "a100": "sm_80"}  # fmt: skip
+"""The GPUs whose published figures `target.TARGETS` has, by target."""
+NAMES = {
+    "rtx5070": "NVIDIA GeForce RTX 5070", "h200": "NVIDIA H200",
+    "rtx4090": "NVIDIA GeForce RTX 4090", "rtx3090": "NVIDIA GeForce RTX 3090",
+    "a100": "NVIDIA A100",
+}  # fmt: skip
+_TF32_SHARE = 0.5
+"""Of the tensor cores' rate that attention's short products reach."""
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """One launch: microseconds, what it computes and moves, and the tile assumed."""
+
+    layer: str
+    family: str
+    us: float
+    flops: float
+    bytes: float
+    tile: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of a whole inference. sum_us: all launches, one after the other. path_us: the longest chain
+    of launches that wait for each other, which is the least a graph with branches can take."""
+
+    steps: list[StepPrediction]
+    sum_us: float
+    path_us: float
+
+
+def gpu_named(name: str) -> tuple[str, str]:
+    """Target and full name of a GPU such as `rtx5070`. Raises UserError that lists the names."""
+    plain = name.lower().replace(" ", "").replace("-", "").replace("_", "")
+    if plain not in GPUS:
+        raise UserError(f"no figures are known of '{name}'", hint=f"one of: {', '.join(GPUS)}")
+    return GPUS[plain], NAMES[plain]
+
+
+def predict(workload: Workload) -> Prediction:
+    """Every launch of a workload on its target's GPU, with the tiles that a compile would take."""
+    by_case = {}
+    for name, case in workload.cases.items():
+        tile = _tile(workload, name)
+        by_case[name] = (space.key_of(tile), _time(case.problem, tile, case.steps[0]))
+    steps = []
+    for step in workload.plan.steps:
+        family = workload.cases[step.kernel].problem.family
+        key, us = by_case[step.kernel]
+        problem = workload.cases[step.kernel].problem
+        steps.append(StepPrediction(step.layer, family, us, flops(problem), moved(step), key))
+    return Prediction(steps, sum(s.us for s in steps), _longest(workload, steps))
+
+
+def _tile(workload: Workload, name: str) -> Tile:
+    """The shipped table's, else the default one."""
+    case = workload.cases[name]
+    table = tables.shipped(workload.target.name)
+    entry = table.find(workload.precision, case.signature) if table else None
+    if entry is not None:
+        tile = space.tile_of(case.problem.family, entry.tile)
+        if space.illegal(case.problem, tile) is None:
+            return tile
+    return space.default(case.problem)
+
+
+def as_facts(prediction: Prediction, gpu: str, workload: Workload) -> dict[str, Any]:
+    """Plain dictionaries and lists, with a note that says what the numbers are."""
+    launches = [
+        {
+            "layer": s.layer, "family": s.family, "us": round(s.us, 3), "tile": s.tile,
+            "gflop": round(s.flops / 1e9, 4), "mb": round(s.bytes / 1e6, 3),
+        }
+        for s in prediction.steps
+    ]  # fmt: skip
+    note = (
+        f"This is a prediction for {gpu} ({workload.target.name}, {workload.precision}): from its "
+        "published figures, by a cost model fitted to measurements of another GPU; nothing was "
+        f"measured on it. {len(launches)} launches: {prediction.sum_us:.0f} us one after the "
+        f"other, {prediction.path_us:.0f} us along the longest chain of dependent ones."
+    )
+    return {
+        "predicted": True, "gpu": gpu, "target": workload.target.name,
+        "precision": workload.precision, "sum_us": prediction.sum_us,
+        "path_us": prediction.path_us, "launches": launches, "note": note,
+    }  # fmt: skip
+
+
+def predicted_table(workload: Workload) -> Table:
+    """For each convolution the tile that the model ranks first of the whole space, as a table."""
+    constants = constants_for(workload.target)
+    rows = []
+    for case in workload.cases.values():
+        if case.problem.family != "conv2d":
+            continue
+        usual = space.default(case.problem)
+        best, *_ = space.ranked(case.problem, constants)
+        best_us, usual_us = space.predicted_us(case.problem, [best, usual], constants)
+        entry = TableEntry(space.key_of(best), best_us, usual_us)
+        rows.append((workload.precision, case.signature, entry))
+    note = "predicted by the cost model fitted on another GPU; nothing was measured on this one"
+    device = next(NAMES[g] for g, t in GPUS.items() if t == workload.target.name)
+    return tables.table_of(workload.target.name, device, tables.PREDICTED, rows, note)
+
+
+# ---- one launch ---------------------------------------------------------------------------------
+
+
+def _time(problem: Problem, tile: Tile, step: Step) -> float:
+    """Microseconds. Convolutions by the model; the others as the slower of arithmetic and bytes
+    from L2, after the same start and epilogue that a convolution has."""
+    constants = constants_for(problem.target)
+    if problem.family == "conv2d":
+        return space.predicted_us(problem, [tile], constants)[0]
+    return _roofline(problem, step, constants)
+
+
+def _roofline(problem: Problem, step: Step, constants: Constants) -> float:
+    device = Device.of(problem.target)
+    sms = device.multiprocessors * device.clock_hz
+    if problem.family == "attention":
+        rate = 2 * _TF32_SHARE * min(device.tf32_peak, constants.mma_peak) * sms
+    else:
+        rate = problem.target.fp32_tflops * 1e12
+    seconds = max(flops(problem) / rate, moved(step) / (constants.l2_bytes * sms))
+    fixed = constants.start + constants.epilogue + constants.latency
+    if problem.family == "detect":  # two selections of several passes, by one block at the end
+        fixed += 16 * constants.latency
+    return 1e6 * (seconds + fixed / device.clock_hz)
+
+
+def flops(problem: Problem) -> float:
+    """Two for a multiply-add, of the products alone."""
+    shape = problem.shape
+    if problem.family == "conv2d":
+        return float(shape.flops)
+    if problem.family == "depthwise":
+        s = shape.shape
+        return 2.0 * s.batch * s.out_height * s.out_width * s.channels * math.prod(s.kernel)
+    if problem.family == "attention":
+        channels = shape.heads * (shape.key_dim + shape.head_dim)
+        taps = math.prod(shape.kernel) if shape.kernel else 0
+        own = 2.0 * shape.tokens * taps * shape.heads * shape.head_dim
+        return float(shape.batch * (2.0 * shape.tokens**2 * channels + own))
+    return 0.0
+
+
+def moved(step: Step) -> float:
+    """Bytes of activations read and written, each once."""
+    views = [a.view for a in step.arguments if a.view is not None] + list(step.results)
+    return float(sum(_bytes(view) for view in views))
+
+
+def _bytes(view: View) -> int:
+    return math.prod(view.shape) * ITEM_BYTES[view.dtype]
+
+
+def _longest(workload: Workload, steps: list[StepPrediction]) -> float:
+    ends: list[float] = []
+    for step, prediction in zip(workload.plan.steps, steps, strict=True):
+        start = max((ends[i] for i in step.depends), default=0.0)
+        ends.append(start + prediction.us)
+    return max(ends, default=0.0)
