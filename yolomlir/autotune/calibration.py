@@ -35,16 +35,25 @@ _FEWEST_SHAPES = 10
 _FILE = "constants.json"
 
 
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """The shipped constants. device: the GPU they were fitted on, None where they are guesses."""
+
+    constants: Constants
+    device: str | None = None
+    quality: str = ""
+
+
 @cache
-def constants_for(target: object) -> Constants:
-    """The shipped constants of a target; those of the GPU they were fitted on for any other."""
-    del target  # cycles and ratios: fitted on one GPU, used for all
+def shipped_calibration() -> Calibration:
+    """What the package ships; cycles and ratios, so they are used for every GPU."""
     file = resources.files("yolomlir.autotune") / "tables" / _FILE
     if not file.is_file():
-        return DEFAULT
+        return Calibration(DEFAULT)
     data = json.loads(file.read_text(encoding="utf-8"))
     known = {f.name for f in dataclasses.fields(Constants)}
-    return Constants(**{k: float(v) for k, v in data["constants"].items() if k in known})
+    values = {k: float(v) for k, v in data["constants"].items() if k in known}
+    return Calibration(Constants(**values), str(data["device"]), str(data["quality"]))
 
 
 def constants_text(constants: Constants, device: str, quality: Quality) -> str:

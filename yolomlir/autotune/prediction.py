@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from yolomlir.autotune import space, tables
-from yolomlir.autotune.calibration import constants_for
+from yolomlir.autotune.calibration import shipped_calibration
 from yolomlir.autotune.cost_model import Constants, Device
 from yolomlir.autotune.space import Problem, Tile
 from yolomlir.autotune.tables import Table, TableEntry
@@ -94,11 +94,13 @@ def as_facts(prediction: Prediction, gpu: str, workload: Workload) -> dict[str, 
         }
         for s in prediction.steps
     ]  # fmt: skip
+    fitted = shipped_calibration().device
+    source = f"fitted to measurements of an {fitted}" if fitted else "that was not fitted"
     note = (
-        f"This is a prediction for {gpu} ({workload.target.name}, {workload.precision}): from its "
-        "published figures, by a cost model fitted to measurements of another GPU; nothing was "
-        f"measured on it. {len(launches)} launches: {prediction.sum_us:.0f} us one after the "
-        f"other, {prediction.path_us:.0f} us along the longest chain of dependent ones."
+        f"This is a prediction, not a measurement, for {gpu} ({workload.target.name}, "
+        f"{workload.precision}): from its published figures, by a cost model {source}. "
+        f"{len(launches)} launches: {prediction.sum_us:.0f} us one after the other, "
+        f"{prediction.path_us:.0f} us along the longest chain of dependent ones."
     )
     return {
         "predicted": True, "gpu": gpu, "target": workload.target.name,
@@ -109,7 +111,7 @@ def as_facts(prediction: Prediction, gpu: str, workload: Workload) -> dict[str, 
 
 def predicted_table(workload: Workload) -> Table:
     """For each convolution the tile that the model ranks first of the whole space, as a table."""
-    constants = constants_for(workload.target)
+    constants = shipped_calibration().constants
     rows = []
     for case in workload.cases.values():
         if case.problem.family != "conv2d":
@@ -130,7 +132,7 @@ def predicted_table(workload: Workload) -> Table:
 def _time(problem: Problem, tile: Tile, step: Step) -> float:
     """Microseconds. Convolutions by the model; the others as the slower of arithmetic and bytes
     from L2, after the same start and epilogue that a convolution has."""
-    constants = constants_for(problem.target)
+    constants = shipped_calibration().constants
     if problem.family == "conv2d":
         return space.predicted_us(problem, [tile], constants)[0]
     return _roofline(problem, step, constants)
@@ -157,7 +159,8 @@ def flops(problem: Problem) -> float:
         return float(shape.flops)
     if problem.family == "depthwise":
         s = shape.shape
-        return 2.0 * s.batch * s.out_height * s.out_width * s.channels * math.prod(s.kernel)
+        outputs = s.batch * s.out_height * s.out_width * s.channels
+        return float(2 * outputs * math.prod(s.kernel))
     if problem.family == "attention":
         channels = shape.heads * (shape.key_dim + shape.head_dim)
         taps = math.prod(shape.kernel) if shape.kernel else 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from yolomlir.autotune import signature, tables
 from yolomlir.autotune.build import Builder, ProcessBuilder
-from yolomlir.autotune.calibration import constants_for
+from yolomlir.autotune.calibration import shipped_calibration
 from yolomlir.autotune.database import Database, WinnerRecord
 from yolomlir.autotune.measure import CudaMeasure, Measure
 from yolomlir.autotune.network_stage import Alternatives, NetworkResult, exchange
@@ -98,7 +98,7 @@ def tune(
             tuner = Tuner(
                 workload, builder, measure, database, run.keys,
                 budget=max(0.0, started + _SEARCH_SHARE * budget - clock()),
-                plan=plan, constants=constants_for(workload.target), report=report, clock=clock,
+                plan=plan, constants=shipped_calibration().constants, report=report, clock=clock,
             )  # fmt: skip
             tuner.run()
             tuner.settle()

@@ -78,7 +78,7 @@ def collect(
             name: (signature.function_text(op), signature.signature(op))
             for name, op in _functions(module).items()
         }
-        _lower(module, imported, target)
+        _lower(module, imported.weights, target)
         workload = Workload(target, str(options.precision), imported.scale, plan, imported.weights)
         for name, function in _functions(module).items():
             steps = tuple(s for s in plan.steps if s.kernel == name)

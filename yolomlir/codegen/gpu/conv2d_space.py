@@ -162,8 +162,8 @@ def legal(tiles: ConvTiles, target: Target, precision: str) -> Mask:
         good &= inputs <= 2
     few = t.k_tiles * (inputs + weights) <= conv2d_tile._MAX_UNROLLED_COPIES
     good &= ~t.unrolled | few
-    fits: Mask = t.shared_bytes <= target.shared_memory_bytes
-    return good & fits
+    good &= t.shared_bytes <= target.shared_memory_bytes
+    return np.asarray(good, np.bool_)
 
 
 def geometries(shape: ConvShape, target: Target) -> ConvTiles:

@@ -291,10 +291,10 @@ def default_tile(shape: ConvShape, target: Target, precision: str) -> ConvTile:
 
     Raises UnsupportedError where no tile is legal.
     """
-    from yolomlir.autotune.calibration import constants_for
+    from yolomlir.autotune.calibration import shipped_calibration
     from yolomlir.autotune.space import best_conv_tile
 
-    tile = best_conv_tile(shape, target, precision, constants_for(target))
+    tile = best_conv_tile(shape, target, precision, shipped_calibration().constants)
     if tile is None:
         raise UnsupportedError(f"no conv2d tile fits {shape} on {target.name}")
     return tile
