@@ -41,6 +41,7 @@ _RUN = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
     ctypes.c_void_p,
     ctypes.c_int64,
+    ctypes.c_int64,
     ctypes.c_void_p,
     ctypes.c_void_p,
 )
@@ -104,6 +105,7 @@ class CpuExecutor:
                     memory.counters.ctypes.data + begin * COUNTER_STRIDE,
                     memory.barrier,
                     1,
+                    0,
                     memory.workspace.ctypes.data,
                     memory.scratch[0].ctypes.data,
                 )
@@ -227,7 +229,8 @@ class _Memory:
         self.phases = [0]
         """Where each step's records begin in `steps`, and where the last one's end."""
         self.steps = self._steps(plan, code)
-        self.counters = _aligned(COUNTER_STRIDE * max(1, len(self.steps)))
+        self._threads = threads
+        self.counters = _aligned(COUNTER_STRIDE * threads * max(1, len(self.steps)))
         self._barrier = _aligned(ctypes.sizeof(BarrierRecord))
 
     @property
@@ -241,7 +244,8 @@ class _Memory:
 
     def ticks(self) -> NDArray[np.int64]:
         """When each step of the last inference began and ended, [steps, 2]."""
-        lines = self.counters.view(np.int64).reshape(-1, COUNTER_STRIDE // 8)
+        every = self.counters.view(np.int64).reshape(-1, COUNTER_STRIDE // 8)
+        lines = every[:: self._threads]
         begins = lines[self.phases[:-1], BEGIN_OFFSET // 8]
         ends = lines[[end - 1 for end in self.phases[1:]], END_OFFSET // 8]
         return np.stack([begins, ends], axis=1)
@@ -343,6 +347,7 @@ class _Shared:
             memory.counters.ctypes.data,
             memory.barrier,
             self._threads,
+            thread,
             memory.workspace.ctypes.data,
             memory.scratch[thread].ctypes.data,
         )

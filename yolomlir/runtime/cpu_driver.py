@@ -1,8 +1,10 @@
 """The driver of a CPU program in LLVM IR: one call a thread runs a whole inference.
 
-All threads of a team run the same steps. A step's blocks are dealt out by an atomic counter, and a
-barrier, which spins and then yields, ends it; so no lock, no Python and no allocation is met
-between the first step and the last.
+All threads of a team run the same steps. Each thread has its share of a step's blocks, the same
+part of the image in every step, so that what it reads next is in its own cache; whoever is done
+takes blocks of the others' shares. Atomic counters deal the blocks out, and a barrier, which spins
+and then yields, ends the step; so no lock, no Python and no allocation is met between the first
+step and the last.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import sys
 from llvmlite import binding
 
 DRIVER = "driver.o"
-ENTRY = "yolomlir_cpu_run"
+ENTRY = "yolomlir_cpu_run_shares"
 COUNTER_STRIDE = 64
-"""Bytes between two steps' counters: a cache line each."""
+"""Bytes between two counters, of which a step has one a thread: a cache line each."""
 BEGIN_OFFSET, END_OFFSET = 8, 16
-"""Where in that line the driver writes when the step's first block was taken, and when its last
+"""Where in a step's first line the driver writes when its first block was taken, and when its last
 thread was done: two readings of the time-stamp counter a step, about 20 ns."""
 _SPINS = 4096
 """Rounds of a barrier before it yields: about 50 us of `pause`, more than most steps differ by."""
@@ -72,8 +74,8 @@ def _yield() -> tuple[str, str]:
 
 
 def driver_ir() -> str:
-    """`void run(ptr steps, i64 count, ptr counters, ptr barrier, i64 threads, ptr workspace,
-    ptr scratch)`: one thread's share of one inference. Counters must be 0 before the first call."""
+    """`void run(ptr steps, i64 count, ptr counters, ptr barrier, i64 threads, i64 thread, ptr
+    workspace, ptr scratch)`: what one thread does of one inference. Counters must be 0 before."""
     declaration, give_way = _yield()
     relax_declaration, relax = _relax()
     clock_declaration, clock = _ticks()
@@ -83,7 +85,7 @@ def driver_ir() -> str:
 {clock_declaration}
 
 define void @{ENTRY}(ptr %steps, i64 %count, ptr %counters, ptr %barrier, i64 %threads,
-                     ptr %workspace, ptr %scratch) {{
+                     i64 %thread, ptr %workspace, ptr %scratch) {{
 start:
   %generation = getelementptr i8, ptr %barrier, i64 64
   %last = sub i64 %threads, 1
@@ -98,14 +100,36 @@ step:
   %pointers = load ptr, ptr %pointers.at
   %blocks.at = getelementptr {{ ptr, ptr, i64 }}, ptr %record, i64 0, i32 2
   %blocks = load i64, ptr %blocks.at
-  %place = mul i64 %i, {COUNTER_STRIDE}
-  %counter = getelementptr i8, ptr %counters, i64 %place
+  %lines.before = mul i64 %i, %threads
+  %lines.place = mul i64 %lines.before, {COUNTER_STRIDE}
+  %lines = getelementptr i8, ptr %counters, i64 %lines.place
+  br label %share
+
+share:
+  %k = phi i64 [ 0, %step ], [ %k.next, %exhausted ]
+  %around = add i64 %thread, %k
+  %over = icmp uge i64 %around, %threads
+  %wrapped = sub i64 %around, %threads
+  %owner = select i1 %over, i64 %wrapped, i64 %around
+  %low.scaled = mul i64 %owner, %blocks
+  %low = udiv i64 %low.scaled, %threads
+  %owner.next = add i64 %owner, 1
+  %high.scaled = mul i64 %owner.next, %blocks
+  %high = udiv i64 %high.scaled, %threads
+  %place = mul i64 %owner, {COUNTER_STRIDE}
+  %counter = getelementptr i8, ptr %lines, i64 %place
   br label %take
 
 take:
-  %block = atomicrmw add ptr %counter, i64 1 monotonic
-  %some = icmp slt i64 %block, %blocks
-  br i1 %some, label %some.block, label %finished
+  %taken = atomicrmw add ptr %counter, i64 1 monotonic
+  %block = add i64 %low, %taken
+  %some = icmp ult i64 %block, %high
+  br i1 %some, label %some.block, label %exhausted
+
+exhausted:
+  %k.next = add i64 %k, 1
+  %all = icmp eq i64 %k.next, %threads
+  br i1 %all, label %finished, label %share
 
 some.block:
   %is.first = icmp eq i64 %block, 0
@@ -113,7 +137,7 @@ some.block:
 
 begin:
   %began = {clock}
-  %begin.at = getelementptr i8, ptr %counter, i64 {BEGIN_OFFSET}
+  %begin.at = getelementptr i8, ptr %lines, i64 {BEGIN_OFFSET}
   store i64 %began, ptr %begin.at
   br label %compute
 
@@ -130,7 +154,7 @@ finished:
 
 open:
   %ended = {clock}
-  %end.at = getelementptr i8, ptr %counter, i64 {END_OFFSET}
+  %end.at = getelementptr i8, ptr %lines, i64 {END_OFFSET}
   store i64 %ended, ptr %end.at
   store atomic i64 0, ptr %barrier monotonic, align 8
   %opened = atomicrmw add ptr %generation, i64 1 release
