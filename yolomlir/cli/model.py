@@ -33,6 +33,6 @@ def open_model(path: str | Path, args: argparse.Namespace, **changes: Any) -> Mo
 
 
 def wide_console() -> Console:
-    """A console for tables: as wide as the terminal, or 120 columns in a file or pipe."""
+    """A console for tables: as wide as the terminal, or 140 columns in a file or pipe."""
     console = Console()
-    return console if console.is_terminal else Console(width=120)
+    return console if console.is_terminal else Console(width=140)

@@ -18,8 +18,8 @@ from yolomlir.frontend.checkpoint import load_safetensors
 
 Array = NDArray[Any]
 COLUMNS = ("wall", "enqueue", "h2d", "gpu", "d2h")
-"""What is timed of one inference, in milliseconds: from input to rows in host memory; the host's part
-until everything is submitted; on the GPU the copy in, the network, the copy out."""
+"""What is timed of one inference, in milliseconds: from input to rows in host memory; the host's
+part until everything is submitted; on the GPU the copy in, the network, the copy out."""
 
 
 @dataclass(frozen=True)

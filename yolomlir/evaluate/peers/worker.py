@@ -65,12 +65,19 @@ class Worker:
 
 
 def _peak_mb() -> float | None:
+    """VmHWM on Linux, where ru_maxrss begins at what the parent had; ru_maxrss elsewhere."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / 1e6
     try:
         import resource
     except ImportError:
         return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e6 if sys.platform == "darwin" else 1e3)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def _gpu_used_mb(problem: Problem) -> float | None:

@@ -1,0 +1,151 @@
+"""`yolomlir bench MODEL --against …`: our programs beside other engines, checked, then timed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from yolomlir.api import compile_artifact, native_target
+from yolomlir.cli.model import wide_console
+from yolomlir.cli.options import add_compile_options, add_device_option, device_target, whole
+from yolomlir.cli.progress import progress_bar
+from yolomlir.compiler import PRECISIONS, CompileOptions
+from yolomlir.diagnostics import UserError
+from yolomlir.evaluate.bench_report import markdown, plot, print_table
+from yolomlir.evaluate.benchmark import BenchmarkResult, Candidate, benchmark, candidates_named
+from yolomlir.evaluate.graph import Graph, graph_of
+from yolomlir.evaluate.outputs import check_writable, write_json, write_text
+from yolomlir.evaluate.peers.base import Problem
+from yolomlir.evaluate.peers.worker import OURS
+from yolomlir.evaluate.program_graph import graph_of_program
+from yolomlir.frontend.checkpoint import load_checkpoint
+from yolomlir.frontend.download import resolve_weights
+from yolomlir.runtime.artifact import SUFFIX, Artifact
+from yolomlir.settings import settings
+from yolomlir.target import target_named
+from yolomlir.vision.demo import demo_image
+from yolomlir.vision.letterbox import letterbox
+from yolomlir.vision.sources import SourceError, open_sources
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand's parser."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="time a model beside other engines",
+        description="Time a model beside other engines, each in a process of its own, on the same "
+        "input, checked against a float64 reference, in interleaved rounds.",
+    )
+    parser.add_argument("model", help="a .safetensors, .pt or .ylm file, or a name such as yolo26n")
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        default=["all"],
+        metavar="ENGINE",
+        help="all (default), none, torch, torch-eager, torchscript, torch-compile, "
+        "torch-channels-last, onnxruntime, onnxruntime-cuda, tensorrt, tensorrt-rtx, openvino, "
+        "mnn, ncnn",
+    )
+    parser.add_argument("--image", metavar="FILE", help="the input (default: a packaged photo)")
+    parser.add_argument("--batch", type=whole, default=1, metavar="N", help="images at once (1)")
+    parser.add_argument("--rounds", type=whole, default=10, metavar="N", help="rounds (10)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, metavar="S", help="an engine's turn in a round (0.5)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write every figure")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table")
+    parser.add_argument("--plot", metavar="FILE", help="draw the times (.png, .svg)")
+    add_compile_options(parser)
+    add_device_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; 0, or 1 when an engine failed or gave other detections."""
+    if not 0 < args.seconds <= 600:
+        raise UserError(f"--seconds {args.seconds}: expected more than 0 and at most 600")
+    check_writable(args.json, args.markdown, args.plot)
+    ours, graph = _ours(args)
+    info = ours[0].artifact.info if ours[0].artifact else None
+    if info is None:
+        raise UserError("nothing was compiled")
+    target = next(iter(ours[0].artifact.programs)) if ours[0].artifact else "cpu"
+    device = target_named(target).kind.replace("gpu", "cuda")
+    problem = Problem(
+        folder="",
+        height=info.height,
+        width=info.width,
+        batch=info.batch,
+        max_det=info.max_det,
+        threads=args.threads or settings().num_threads,
+        device=device,
+        precision=info.precision,
+    )
+    others = [] if args.against == ["none"] else args.against
+    with progress_bar() as progress:
+        result = benchmark(
+            [*ours, *candidates_named(others, device, info.precision)],
+            problem,
+            graph,
+            _image(args.image, (info.height, info.width), info.batch),
+            rounds=args.rounds,
+            seconds=args.seconds,
+            progress=progress,
+        )
+    _report(args, result)
+    return 1 if any(e.state in ("failed", "wrong") for e in result.engines) else 0
+
+
+def _report(args: argparse.Namespace, result: BenchmarkResult) -> None:
+    print_table(wide_console(), result)
+    if args.json:
+        write_json(args.json, result.to_dict())
+    if args.markdown:
+        write_text(args.markdown, markdown(result))
+    if args.plot:
+        plot(result, args.plot)
+
+
+def _ours(args: argparse.Namespace) -> tuple[list[Candidate], Graph]:
+    """The model compiled for every precision of its target, and the network with weights."""
+    path = resolve_weights(args.model)
+    if Path(path).suffix == SUFFIX:
+        artifact = Artifact.load(path)
+        target = next(iter(artifact.programs))
+        graph = graph_of_program(artifact.programs[target], artifact.info)
+        return [Candidate(OURS, artifact.info.precision, artifact)], graph
+    checkpoint = load_checkpoint(path)
+    target = device_target(args.device)
+    target = native_target() if target == "native" else target
+    precisions = PRECISIONS[target_named(target).kind]
+    chosen = (args.precision,) if args.precision else precisions
+    return [_compile(path, args, target, p) for p in chosen], graph_of(checkpoint)
+
+
+def _compile(path: Any, args: argparse.Namespace, target: str, precision: str) -> Candidate:
+    height, width = args.imgsz or (640, 640)
+    options = CompileOptions(
+        target=target,
+        precision=precision,
+        height=height,
+        width=width,
+        batch=args.batch,
+        max_det=args.max_det or CompileOptions.max_det,
+    ).resolved()
+    with progress_bar() as progress:
+        start = time.perf_counter()
+        artifact = compile_artifact(path, options, cache=not args.no_cache, progress=progress)
+        seconds = time.perf_counter() - start
+    notes = "" if args.no_cache else "built with what the caches had; --no-cache builds anew"
+    return Candidate(OURS, precision, artifact, seconds, notes)
+
+
+def _image(source: str | None, size: tuple[int, int], batch: int) -> np.ndarray[Any, Any]:
+    """The input, [N, H, W, 3]: one picture, as often as there are images in a batch."""
+    frame = next(iter(open_sources([source or demo_image()])))
+    if isinstance(frame, SourceError):
+        raise frame
+    return np.repeat(letterbox(frame.image, size)[0][None], batch, axis=0)
