@@ -1,0 +1,163 @@
+"""The cost model: it can be fitted, its quality is measured right, and it orders what is plain."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from autotune_fakes import TRUE, unit, workload
+
+from yolomlir.autotune import calibration, space
+from yolomlir.autotune.cost_model import (
+    DEFAULT,
+    Constants,
+    Device,
+    Features,
+    Measured,
+    fit,
+    held_out_quality,
+    predict_us,
+    quality,
+    spearman,
+)
+from yolomlir.autotune.database import CaseRecord, Database, TimeRecord
+from yolomlir.autotune.search import shape_options
+from yolomlir.codegen.gpu.conv2d_space import ConvTiles
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile
+from yolomlir.codegen.gpu.conv_problem import ConvShape
+from yolomlir.diagnostics import UserError
+from yolomlir.target import TARGETS
+
+DEVICE = Device.of(TARGETS["sm_90"])
+
+
+def measured(noise: float, points: int = 24) -> list[Measured]:
+    """Times of the fake GPU for the convolutions of a network."""
+    data = []
+    shapes = {c.problem for c in workload(side=320).cases.values() if c.problem.family == "conv2d"}
+    for problem in sorted(shapes, key=repr):
+        tiles = space.sample(problem, points, repr(problem))
+        features = Features.of(ConvTiles.of(problem.shape, tiles), "tf32")
+        factors = [1 + noise * (unit(repr(problem), space.key_of(t)) - 0.5) for t in tiles]
+        us = predict_us(features, DEVICE, TRUE) * np.array(factors)
+        data.append(Measured(repr(problem.shape), features, us))
+    return data
+
+
+def test_fitting_finds_the_constants_that_matter() -> None:
+    data = measured(0.02)
+    before = quality([(d, predict_us(d.features, DEVICE, DEFAULT)) for d in data])
+    found = fit(data, DEVICE)
+    after = quality([(d, predict_us(d.features, DEVICE, found)) for d in data])
+    assert before.error > 0.1
+    assert after.error < 0.02
+    for name in ("start", "instruction"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.15)
+
+
+def test_quality_is_of_shapes_that_the_fit_has_not_seen() -> None:
+    data = measured(0.05)
+    good = held_out_quality(data, DEVICE)
+    assert good.shapes == len(data)
+    assert good.rows == sum(len(d.us) for d in data)
+    assert good.spearman > 0.95
+    assert good.hits > 0.9
+    random = np.random.default_rng(0)
+    shuffled = [dataclasses.replace(d, us=random.permutation(d.us)) for d in data]
+    assert held_out_quality(shuffled, DEVICE).within < 0.3
+    assert "held-out shapes" in str(good)
+
+
+def test_what_nothing_tells_of_stays() -> None:
+    shape = ConvShape(1, 20, 20, 64, 20, 20, 64, 1, 1)
+    tiles = [ConvTile(32, 32, 32, 2, 2, 1, stages) for stages in (2, 3)]
+    features = Features.of(ConvTiles.of(shape, tiles), "tf32")
+    found = fit([Measured("one", features, np.array([3.0, 3.1]))], DEVICE)
+    assert found.cluster == pytest.approx(DEFAULT.cluster)
+    assert all(value > 0 for value in found.vector())
+
+
+def test_constants_survive_as_a_vector() -> None:
+    assert Constants.from_vector(TRUE.vector()) == TRUE
+
+
+def test_spearman_is_the_correlation_of_ranks() -> None:
+    a = np.array([1.0, 2.0, 3.0, 4.0])
+    assert spearman(a, a**3) == pytest.approx(1.0)
+    assert spearman(a, -a) == pytest.approx(-1.0)
+    # Ranks 1 2 3 4 against 2 1 4 3: 1 - 6 * 4 / (4 * 15).
+    assert spearman(a, np.array([2.0, 1.0, 4.0, 3.0])) == pytest.approx(0.6)
+    # Ties share the mean of their ranks: 1.5 1.5 3.5 3.5 against 1 2 3 4.
+    assert spearman(np.array([5.0, 5.0, 9.0, 9.0]), a) == pytest.approx(4 / np.sqrt(4 * 5))
+    assert spearman(np.ones(3), a[:3]) == 0.0
+
+
+def test_hits_look_at_the_first_predictions_only() -> None:
+    columns = Features({})
+    data = Measured("s", columns, np.array([10.0, 1.04, 1.0]))
+    found = quality([(data, np.array([1.0, 2.0, 3.0]))], top=2)
+    assert found.hits == 1.0  # the second is within 5 % of the third
+    assert quality([(data, np.array([1.0, 3.0, 2.0]))], top=1).hits == 0.0
+
+
+def us(shape: ConvShape, tile: ConvTile, target: str = "sm_90") -> float:
+    gpu = TARGETS[target]
+    features = Features.of(ConvTiles.of(shape, [tile]), "tf32")
+    return float(predict_us(features, Device.of(gpu), DEFAULT)[0])
+
+
+def test_more_work_takes_longer() -> None:
+    tile = ConvTile(64, 64, 32, 2, 2, 1, 3)
+    small = ConvShape(1, 40, 40, 64, 40, 40, 64, 3, 3, 1, 1, 1, 1)
+    deep = dataclasses.replace(small, in_channels=512)
+    many = dataclasses.replace(small, batch=32)
+    assert us(small, tile) < us(deep, tile)
+    assert us(small, tile) < us(many, tile)
+    assert us(many, tile) < us(many, tile, "sm_120")  # 48 multiprocessors against 132
+
+
+def test_a_deep_k_over_few_pixels_pays_for_a_cluster() -> None:
+    shape = ConvShape(1, 20, 20, 256, 20, 20, 16, 3, 3, 1, 1, 1, 1)
+    tile = ConvTile(64, 16, 64, 4, 1, 1, 4)
+    assert us(shape, dataclasses.replace(tile, cluster_k=8)) < us(shape, tile)
+    shallow = dataclasses.replace(shape, in_channels=16)
+    assert us(shallow, dataclasses.replace(tile, cluster_k=2)) > us(shallow, tile)
+
+
+def database_of(cases: int) -> Database:
+    database = Database("sm_90", "Fake GPU")
+    chosen = [c for c in workload(side=320).cases.values() if c.problem.family == "conv2d"]
+    for case in chosen[:cases]:
+        problem = case.problem
+        database.add(CaseRecord(
+            case.name, "", case.signature, "conv2d", "tf32", shape_options(problem)
+        ))  # fmt: skip
+        for tile in space.sample(problem, 12, case.name):
+            key = space.key_of(tile)
+            time = space.predicted_us(problem, [tile], TRUE)[0]
+            database.add(TimeRecord(case.name, key, time))
+        database.add(TimeRecord(case.name, "nonsense=1", 1.0))
+        database.add(TimeRecord(case.name, space.key_of(space.default(problem)), fault="spills"))
+    return database
+
+
+def test_calibration_reads_the_database_alone() -> None:
+    constants, found = calibration.calibrate(database_of(30))
+    assert found.shapes > 20
+    assert found.spearman > 0.97
+    assert constants != DEFAULT
+    text = calibration.constants_text(constants, "Fake GPU", found)
+    assert '"device": "Fake GPU"' in text
+    assert "held-out shapes" in text
+
+
+def test_calibration_needs_enough_shapes() -> None:
+    with pytest.raises(UserError, match="too few to fit"):
+        calibration.calibrate(database_of(3))
+
+
+def test_shipped_constants_are_whole() -> None:
+    shipped = calibration.shipped_calibration()
+    assert all(np.isfinite(v) and v > 0 for v in shipped.constants.vector())
+    assert (shipped.device is None) == (shipped.constants == DEFAULT)
