@@ -342,3 +342,21 @@ def test_register_tiles_divide_and_fit(vectors_of: Isa, channels: int, width: in
     assert channels % tile.channels == 0
     vectors = -(-tile.channels // vectors_of.lanes)
     assert tile.pixels == 1 or tile.pixels * vectors + vectors + 2 <= vectors_of.registers
+
+
+def test_pixels_that_share_a_cache_set_stay_few() -> None:
+    machine = Isa("avx512", 16, 32)
+    assert tiles.register_tile(40, 512, machine).pixels > 8
+    assert tiles.register_tile(40, 512, machine, pixel_bytes=4096).pixels <= 8
+    assert tiles.register_tile(40, 512, machine, pixel_bytes=4096 + 64).pixels > 8
+
+
+def test_blocks_grow_with_cores_and_cover_the_output() -> None:
+    few, many = (Isa("avx512", 16, 32, cores) for cores in (2, 32))
+    assert tiles.wanted_blocks(few) < tiles.wanted_blocks(many) == 128
+    tile = tiles.RegisterTile(10, 32)
+    assert tiles.channels_per_block(256, tile, 1) == 256
+    assert tiles.channels_per_block(256, tile, 4) == 64
+    assert tiles.channels_per_block(256, tile, 99) == 32
+    assert tiles.rows_per_block(1, 160, 20, row_bytes=1000) == 8
+    assert tiles.rows_per_block(1, 160, 20, row_bytes=100_000, stride=2, halo=1) == 1

@@ -7,6 +7,7 @@ to the script by the attribute `cpu.op`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,9 @@ _HANDLE = "!transform.any_op"
 CONV = "linalg.conv_2d_nhwc_hwcf"
 DEPTHWISE = "linalg.depthwise_conv_2d_nhwc_hwc"
 POOL = "linalg.pooling_nhwc_max"
+_READS = ("tensor.expand_shape", "bufferization.to_tensor")
+_PITCH = re.compile(r"strided<\[(\d+), 1\]>")
+"""The pitch in the type of an operand's memory."""
 _WINDOWS = (CONV, DEPTHWISE, POOL)
 
 
@@ -351,6 +355,17 @@ def _schedule_window(script: Script, group: _Group, isa: Isa) -> None:
         script.vectorize(epilogue)
 
 
+def _pixel_bytes(window: ir.Operation) -> int:
+    """Bytes between the first inputs of two neighbouring output pixels."""
+    value = window.operands[0]
+    pitch = shape_of(value)[3]
+    while (op := _defining(value)) is not None and op.name in _READS:
+        value = op.operands[0]
+        found = _PITCH.search(str(value.type))
+        pitch = int(found[1]) if found else pitch
+    return 4 * pitch * int(ir.DenseIntElementsAttr(window.attributes["strides"])[1])
+
+
 def _upsampling(op: ir.Operation) -> int:
     """The factor of an upsampling generic, 1 for any other op.
 
@@ -369,7 +384,13 @@ def _upsampling(op: ir.Operation) -> int:
 def _register_tile(group: _Group, width: int, channels: int, isa: Isa) -> tiles.RegisterTile:
     if group.windows[-1].name == CONV:
         pointwise = shape_of(group.windows[-1].operands[1])[:2] == [1, 1]
-        return tiles.register_tile(width, channels, isa, prefer_channels=pointwise)
+        return tiles.register_tile(
+            width,
+            channels,
+            isa,
+            prefer_channels=pointwise,
+            pixel_bytes=max(_pixel_bytes(window) for window in group.windows),
+        )
     lanes = tiles.largest_divisor(channels, isa.lanes)
     return tiles.RegisterTile(tiles.largest_divisor(width, 8), lanes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from yolomlir.codegen.cpu.isa import Isa
@@ -14,6 +15,10 @@ _LONGEST = 24
 """Pixels of a register tile: more than this never pays, weights being few loads by then."""
 _STEP_OVERHEAD = 1.0
 """Cycles a reduction step costs besides its products and loads."""
+_WAY_BYTES, _WAYS = 4096, 8
+"""Of the first-level data cache: 32 KiB in 8 ways, as on most cores; larger ones conflict less."""
+_CONFLICT = 3.0
+"""How much slower a tile was whose pixels shared one set (512 channels, stride 2, measured)."""
 _LATENCY = 8.0
 """Products in flight that hide a multiply-add's latency on two pipes."""
 
@@ -42,7 +47,12 @@ def largest_divisor(n: int, limit: int) -> int:
 
 
 def register_tile(
-    width: int, channels: int, isa: Isa, *, prefer_channels: bool = False
+    width: int,
+    channels: int,
+    isa: Isa,
+    *,
+    prefer_channels: bool = False,
+    pixel_bytes: int = 0,
 ) -> RegisterTile:
     """The tile of least modelled cycles a product, of sizes that divide `width` and `channels`.
 
@@ -50,6 +60,8 @@ def register_tile(
     multiply-adds, one a cycle of the widest registers; vectors weight loads and pixels broadcasts,
     two a cycle. Equal tiles: the one with more pixels, as weights come from a farther cache, or,
     for `prefer_channels`, with more channels, as the input is read again for every tile of them.
+    pixel_bytes: between the inputs of neighbouring pixels; a tile whose pixels would push each
+    other out of the first-level cache is avoided (a multiple of 4096 puts all of them in one set).
     """
     best: tuple[float, float, RegisterTile] | None = None
     for tile_channels in _channel_tiles(channels, isa):
@@ -60,12 +72,20 @@ def register_tile(
                 continue
             loads = (vectors + pixels) / 2
             cycles = max(sums, loads, _LATENCY) + _STEP_OVERHEAD
+            if _lines_in_a_set(pixels, pixel_bytes) > _WAYS:
+                cycles *= _CONFLICT
             cost = cycles / (pixels * tile_channels)
             tile = RegisterTile(pixels, tile_channels)
             key = (round(cost, 4), 1 / (tile_channels if prefer_channels else pixels), tile)
             if best is None or key[:2] < best[:2]:
                 best = key
     return best[2] if best else RegisterTile(1, channels)
+
+
+def _lines_in_a_set(pixels: int, pixel_bytes: int) -> int:
+    """How many of the pixels' cache lines share a set of the first-level cache."""
+    distinct = _WAY_BYTES // math.gcd(_WAY_BYTES, pixel_bytes) if pixel_bytes else pixels
+    return -(-pixels // distinct)
 
 
 def _channel_tiles(channels: int, isa: Isa) -> list[int]:

@@ -11,6 +11,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import IO, Any
@@ -69,11 +70,12 @@ class _Worker:
 
     def __enter__(self) -> _Worker:
         paths = [p for p in sys.path if p]
+        self._messages = tempfile.TemporaryFile()  # a pipe that nobody reads would fill
         self._process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._messages,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
         return self
@@ -82,22 +84,25 @@ class _Worker:
         for pipe in self._pipes:
             pipe.close()
         self._process.wait()
+        self._messages.close()
 
     @property
-    def _pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         process = self._process
-        if process.stdin is None or process.stdout is None or process.stderr is None:
+        if process.stdin is None or process.stdout is None:
             raise InternalError("a compiler process has no pipes")
-        return process.stdin, process.stdout, process.stderr
+        return process.stdin, process.stdout
 
     def compile(self, job: Job) -> CompiledKernel:
         """The kernel. Raises InternalError where it cannot be compiled or the process ends."""
-        stdin, stdout, stderr = self._pipes
+        stdin, stdout = self._pipes
         try:
             _send(stdin, job)
             answer = _receive(stdout)
         except (EOFError, OSError) as error:
-            text = stderr.read().decode(errors="replace").strip()
+            self._process.wait()
+            self._messages.seek(0)
+            text = self._messages.read().decode(errors="replace").strip()
             last = text.splitlines()[-1] if text else "no message"
             raise InternalError(f"the compiler aborted: {last}", where=job[0].name) from error
         if isinstance(answer, CompiledKernel):
