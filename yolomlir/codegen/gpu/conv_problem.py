@@ -134,6 +134,32 @@ def match_conv(function: ir.Operation, *, precision: str) -> ConvProblem:
     already rounded to TF32) and `yolo.round_result`. Raises UnsupportedError for other forms.
     """
     root = only(function, ROOT)
+    weight = argument_number(root.operands[1])
+    epilogue = match_epilogue(function, root.results[0])
+    parameters = _parameters(function, {weight}, precision, epilogue)
+    sources, geometry, weight = match_conv_input(root, _rounded(function), parameters)
+    channels = geometry.out_channels
+    return ConvProblem(
+        shape=geometry,
+        sources=sources,
+        weight=weight,
+        epilogue=epilogue,
+        parameters=parameters,
+        store_vector=min(widest(channels), _vector(parameters[-1])),
+        residual_vectors={
+            a: min(widest(channels), _vector(parameters[a])) for a in epilogue.element
+        },
+    )
+
+
+def match_conv_input(
+    root: ir.Operation, rounded: set[int], parameters: tuple[Parameter, ...]
+) -> tuple[tuple[Source, ...], ConvShape, int]:
+    """The sources, the shape and the weight's number of a convolution.
+
+    rounded: arguments whose values are rounded to TF32 already. parameters: the kernel's ABI.
+    Raises UnsupportedError for a form that kernels cannot read.
+    """
     padded, weight, _ = root.operands
     value, (top, left, _, _) = unpadded(padded)
     if made_by(padded, "tensor.pad") is not None:
@@ -146,9 +172,7 @@ def match_conv(function: ir.Operation, *, precision: str) -> ConvProblem:
     _, kernel_h, kernel_w, weight_channels = shape(weight)
     if weight_channels != channels:
         raise _refusal(root, f"has {channels} channels for weights of {weight_channels}")
-    epilogue = match_epilogue(function, root.results[0])
-    sources = _sources(root, value, _rounded(function))
-    parameters = _parameters(function, {weight_number}, precision, epilogue)
+    sources = _sources(root, value, rounded)
     vectors = [
         0 if s.dtype != "float32" else min(widest(s.channels), widest(s.first), _vector(p))
         for s, p in ((s, parameters[s.argument]) for s in sources)
@@ -160,17 +184,7 @@ def match_conv(function: ir.Operation, *, precision: str) -> ConvProblem:
         batch, height, width, channels, out_h, out_w, out_channels, kernel_h, kernel_w,
         *stride, top, left, *dilation, source_vector=min(vectors),
     )  # fmt: skip
-    return ConvProblem(
-        shape=geometry,
-        sources=sources,
-        weight=weight_number,
-        epilogue=epilogue,
-        parameters=parameters,
-        store_vector=min(widest(out_channels), _vector(parameters[-1])),
-        residual_vectors={
-            a: min(widest(out_channels), _vector(parameters[a])) for a in epilogue.element
-        },
-    )
+    return sources, geometry, weight_number
 
 
 def _refusal(op: ir.Operation, message: str) -> UnsupportedError:
@@ -262,7 +276,7 @@ def _scale(root: ir.Operation, generic: ir.Operation) -> float:
 
 
 def _parameters(
-    function: ir.Operation, weights: set[int], precision: str, epilogue: Epilogue
+    function: ir.Operation, weights: set[int | None], precision: str, epilogue: Epilogue
 ) -> tuple[Parameter, ...]:
     """The ABI: 4-D tensors other than the weights are activations."""
     block = function.regions[0].blocks[0]

@@ -58,6 +58,21 @@ def match_epilogue(function: ir.Operation, accumulator: ir.Value) -> Epilogue:
     generic = made_by(returned, "linalg.generic")
     if generic is None or len(generic.results) != 1:
         raise _unsupported(function, "does not return one elementwise linalg.generic")
+    return match_epilogue_generic(generic, accumulator, argument_number, rounded=rounded)
+
+
+def match_epilogue_generic(
+    generic: ir.Operation,
+    accumulator: ir.Value,
+    number_of: Callable[[ir.Value], int | None],
+    *,
+    rounded: bool = False,
+) -> Epilogue:
+    """The epilogue that a generic is of a root op's result (N x H x W x C).
+
+    number_of: the number by which `Epilogue.apply` gets an operand; None for one that it cannot
+    have. Raises UnsupportedError as `match_epilogue` does.
+    """
     maps = list(ir.ArrayAttr(generic.attributes["indexing_maps"]))
     rank = ir.RankedTensorType(accumulator.type).rank
     identity = ir.AffineMapAttr.get(ir.AffineMap.get_identity(rank))
@@ -68,7 +83,7 @@ def match_epilogue(function: ir.Operation, accumulator: ir.Value) -> Epilogue:
     channel: list[int] = []
     element: list[int] = []
     for value, map_ in zip(list(generic.operands)[:-1], maps[:-1], strict=True):
-        number = argument_number(value)
+        number = number_of(value)
         if value == accumulator and map_ == identity:
             inputs.append(-1)
         elif number is not None and map_ in (identity, last):

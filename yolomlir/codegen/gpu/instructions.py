@@ -67,7 +67,17 @@ def wait_for_predecessors() -> None:
 
 def cluster_barrier() -> None:
     """All threads of the cluster meet; their shared-memory writes are visible to each other."""
+    cluster_arrive()
+    cluster_wait()
+
+
+def cluster_arrive() -> None:
+    """The first half of `cluster_barrier`: this thread does not wait."""
     nvvm.cluster_arrive()
+
+
+def cluster_wait() -> None:
+    """The second half: every thread of the cluster has arrived."""
     nvvm.cluster_wait()
 
 
@@ -79,19 +89,29 @@ class RemoteBuffer:
 
     def load_vector(self, offset: Int | int, width: int) -> list[ir.Value]:
         """`width` neighbouring float32; the address must be a multiple of their size."""
-        offset = Int.of(offset)
-        space = llvm.PointerType.get(_DISTRIBUTED)
-        dynamic = ir.DenseI32ArrayAttr.get([-(2**31)])  # the index is an operand
-        wraps = ir.IntegerAttr.get(i32_type(), 0)  # no flags
-        float_type = ir.F32Type.get()
-        address = llvm.getelementptr(
-            space, self.pointer, [offset.value], dynamic, float_type, wraps
-        )
+        float_type, address = ir.F32Type.get(), self._address(offset)
         if width == 1:
             return [llvm.load(float_type, address, alignment=4)]
         type_ = ir.VectorType.get([width], float_type)
         loaded = llvm.load(type_, address, alignment=4 * width)
         return [vector.extract(loaded, [], [i]) for i in range(width)]
+
+    def store_vector(self, offset: Int | int, values: Sequence[ir.Value]) -> None:
+        """Neighbouring float32 in one access; the address must be a multiple of their size."""
+        address, width = self._address(offset), len(values)
+        if width == 1:
+            llvm.store(values[0], address, alignment=4)
+            return
+        type_ = ir.VectorType.get([width], ir.F32Type.get())
+        llvm.store(vector.from_elements(type_, list(values)), address, alignment=4 * width)
+
+    def _address(self, offset: Int | int) -> ir.Value:
+        offset = Int.of(offset)
+        space = llvm.PointerType.get(_DISTRIBUTED)
+        float_type = ir.F32Type.get()
+        dynamic = ir.DenseI32ArrayAttr.get([-(2**31)])  # the index is an operand
+        wraps = ir.IntegerAttr.get(i32_type(), 0)  # no flags
+        return llvm.getelementptr(space, self.pointer, [offset.value], dynamic, float_type, wraps)
 
 
 _DISTRIBUTED = 7
