@@ -10,6 +10,7 @@ from yolomlir.dialects import yolo
 from yolomlir.bindings import ir
 
 CONV2D = "conv2d"
+CHAIN = "chain"
 DEPTHWISE = "depthwise"
 MAX_POOL = "max_pool"
 ATTENTION = "attention"

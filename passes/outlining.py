@@ -72,8 +72,8 @@ def family_of(call: ir.Operation, table: dict[str, ir.Operation]) -> str:
     return yolo.string(function, FAMILY) if FAMILY in function.attributes else ""
 
 
-Builder = Callable[[Sequence[ir.Value]], ir.Value]
-"""Builds a function's body at the insertion point from its arguments; gives its result."""
+Builder = Callable[[Sequence[ir.Value]], ir.Value | Sequence[ir.Value]]
+"""Builds a function's body at the insertion point from its arguments; gives its result or results."""
 
 
 class Outliner:
@@ -150,9 +150,11 @@ class Outliner:
             made = func.FuncOp(name, (list(types), []), visibility="private", loc=loc)
         block = ir.Block.create_at_start(made.operation.regions[0], list(types), [loc] * len(types))
         with ir.InsertionPoint(block):
-            result = body(list(block.arguments))
-            func.ReturnOp([result], loc=loc)
-        signature = ir.FunctionType.get(list(types), [result.type])
+            made_by_body = body(list(block.arguments))
+            single = isinstance(made_by_body, ir.Value)
+            results = [made_by_body] if single else list(made_by_body)
+            func.ReturnOp(results, loc=loc)
+        signature = ir.FunctionType.get(list(types), [v.type for v in results])
         made.operation.attributes["function_type"] = ir.TypeAttr.get(signature)
         made.operation.attributes[FAMILY] = ir.StringAttr.get(family)
         key = _key(made.operation)

@@ -16,6 +16,7 @@ Generator = Callable[[func.FuncOp, Target, str, str], Kernel]
 _GENERATORS: dict[str, Generator] = {}
 _MODULES = {
     "conv2d": "conv2d",
+    "chain": "chain",
     "depthwise": "depthwise",
     "max_pool": "max_pool",
     "attention": "attention",

@@ -1,0 +1,310 @@
+"""The `chain` family: a convolution and the 1x1 convolutions that consume it, in one kernel.
+
+A cluster of blocks computes a tile of pixels through every stage (`chain_tile.py` says how the work
+is divided). Weights of all stages stream through one ring of buffers, so that those of a stage
+arrive while the stage before is computed; results that a later stage reads go to the shared memory
+of every block of the cluster (`chain_store.py`), and to global memory only where others read them.
+"""
+
+from __future__ import annotations
+
+from yolomlir.bindings import func, ir
+from yolomlir.codegen.gpu import instructions, products
+from yolomlir.codegen.gpu.builder import TRUE, Buffer, Int, KernelBuilder, f32, guard
+from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, match_chain
+from yolomlir.codegen.gpu.chain_store import ChainStore
+from yolomlir.codegen.gpu.chain_tile import (
+    ChainPlan,
+    ChainShape,
+    ChainTile,
+    StagePlan,
+    default_tile,
+    objection,
+    plan,
+)
+from yolomlir.codegen.gpu.conv2d_load import CHUNK, InputLoader, WeightLoader
+from yolomlir.codegen.gpu.generate import register_family
+from yolomlir.codegen.gpu.kernel import Kernel
+from yolomlir.codegen.gpu.products import Fragments, Operand
+from yolomlir.codegen.gpu.tile import tile_or
+from yolomlir.diagnostics import UserError
+from yolomlir.target import Target
+
+
+@register_family("chain")
+def generate_chain(function: func.FuncOp, target: Target, precision: str, name: str) -> Kernel:
+    """The kernel of a `chain` dispatch, with the tile of its `yolo.tile` or the default one.
+
+    Raises UnsupportedError for another form than `chain_problem.py` reads, UserError for a tile
+    that is not legal.
+    """
+    problem = match_chain(function.operation, precision=precision)
+    shape = shape_of(problem)
+    tile = tile_or(function.operation, ChainTile, lambda: default_tile(shape, target, precision))
+    reason = objection(tile, shape, target, precision)
+    if reason is not None:
+        raise UserError(f"illegal tile {tile}: {reason}", where=name)
+    return ChainKernel(problem, tile, target, precision, name, function.operation.location).build()
+
+
+def shape_of(problem: ChainProblem) -> ChainShape:
+    """What the choice of a tile depends on."""
+    kept = {number - STAGE for s in problem.stages for number in s.epilogue.element}
+    later = tuple((s.shape.k, s.shape.out_channels) for s in problem.stages[1:])
+    return ChainShape(problem.first.shape, later, tuple(sorted(k for k in kept if k >= 0)))
+
+
+class ChainKernel:
+    """One kernel under construction; `build` runs its phases in order."""
+
+    def __init__(
+        self,
+        problem: ChainProblem,
+        tile: ChainTile,
+        target: Target,
+        precision: str,
+        name: str,
+        location: ir.Location,
+    ) -> None:
+        vectors = tuple(len(stage.epilogue.channel) for stage in problem.stages)
+        self.problem = problem
+        self.plan: ChainPlan = plan(tile, shape_of(problem), vectors)
+        self.overlap = target.programmatic_launch
+        self.exact = precision == "fp32"
+        cluster = f"array<i32: 1, {tile.cluster_n}, 1>"
+        self._builder = KernelBuilder(
+            name,
+            problem.parameters,
+            threads=self.plan.threads,
+            shared_bytes=self.plan.shared_bytes,
+            location=location,
+            attributes={"nvvm.cluster_dim": ir.Attribute.parse(cluster)}
+            if tile.cluster_n > 1
+            else {},
+        )
+
+    def build(self) -> Kernel:
+        """The kernel."""
+        with self._builder as k:
+            self._place(k)
+            committed = self._prologue(k)
+            self._steps(committed)
+        blocks = self.plan.tile.cluster_n
+        return k.finish(
+            (self.plan.clusters, blocks, 1), cluster=(1, blocks, 1), programmatic=self.overlap
+        )
+
+    # ---- phases ---------------------------------------------------------------------------------
+
+    def _place(self, k: KernelBuilder) -> None:
+        """Shared memory, and what of the work this thread has to do with."""
+        p = self.plan
+        if p.tile.cluster_n > 1:
+            instructions.cluster_arrive()  # waited for before the first remote store
+        self.first_pixel = k.block_x * p.tile.block_m
+        self.rank = k.block_y if p.tile.cluster_n > 1 else Int.of(0)
+        self.lane, self.warp = k.thread % 32, k.thread // 32
+        end = 4 * p.slots * p.slot
+        self.ring = k.shared("float32", p.slots * p.slot)
+        staged = k.shared("float32", p.staging, offset_bytes=end)
+        end += 4 * p.staging
+        inputs: list[Buffer | None] = [None]
+        for size in p.inputs:
+            inputs.append(k.shared("float32", size, offset_bytes=end))
+            end += 4 * size
+        self.inputs = inputs
+        self.store = ChainStore(
+            k, self.problem, p, staged, inputs, self.first_pixel, self.rank, end, exact=self.exact
+        )
+        self.weights = [
+            WeightLoader(
+                p.loader_tile(i), stage.shape, k.arguments[stage.weight].buffer, self.ring,
+                k.thread, self.rank * p.stages[i].n,
+            )
+            for i, stage in enumerate(self.problem.stages)
+        ]  # fmt: skip
+        self.source = InputLoader(
+            p.loader_tile(0), self.problem.first, k.arguments, self.ring, k.thread,
+            self.first_pixel,
+        )  # fmt: skip
+        self.order = [(i, s) for i, stage in enumerate(p.stages) for s in range(stage.steps)]
+
+    def _prologue(self, k: KernelBuilder) -> int:
+        """Start the first steps; how many. Weights do not depend on earlier kernels, so they come
+        before the wait."""
+        p = self.plan
+        count = p.steps if p.steps <= p.slots else p.slots - 1
+        for step in range(count):
+            self._load_weights(step)
+        self.store.load_vectors()
+        self.store.clear_padding()
+        if self.overlap:
+            instructions.wait_for_predecessors()
+        for step in range(count):
+            index, within = self.order[step]
+            if index == 0:
+                self.source.load(Int.of(within), Int.of(step % p.slots * p.slot))
+            for later in range(1, len(p.stages)):
+                first = self.order.index((later, 0))
+                if step == min(first, count - 1):
+                    self.store.load_pieces(later)
+            instructions.copy_commit()
+        return count
+
+    def _load_weights(self, step: int) -> None:
+        index, within = self.order[step]
+        slot = step % self.plan.slots * self.plan.slot
+        if index:  # the loader leaves room for an input's tile, which later stages do not have
+            slot -= self.plan.tile.block_m * self.plan.stages[index].block_k
+        self.weights[index].load(Int.of(within), Int.of(slot))
+
+    def _load(self, step: int) -> None:
+        self._load_weights(step)
+        index, within = self.order[step]
+        if index == 0:
+            slot = step % self.plan.slots * self.plan.slot
+            self.source.load(Int.of(within), Int.of(slot))
+
+    def _steps(self, committed: int) -> None:
+        """Every step of every stage, and each stage's epilogue after its last."""
+        p = self.plan
+        exchanged = False
+        sums: list[Fragments] = []
+        for step, (index, within) in enumerate(self.order):
+            stage = p.stages[index]
+            instructions.copy_wait(committed - step - 1)
+            if exchanged and p.tile.cluster_n > 1:
+                instructions.cluster_barrier()
+            else:
+                instructions.barrier()
+            exchanged = False
+            if committed < p.steps:
+                self._load(committed)
+                instructions.copy_commit()
+                committed += 1
+            if within == 0:
+                self.store.load_residuals(index)
+                warps = _Warps(self, stage)
+                sums = warps.zeros()
+            sums = warps.multiply_step(index, within, step % p.slots * p.slot, sums)
+            if within < stage.steps - 1:
+                continue
+            if self.overlap and step == p.steps - 1:
+                instructions.release_dependents()
+            warps.stage_sums(self.store.staged, sums)
+            instructions.barrier()
+            exchanged = self.store.finish(index)
+
+
+class _Warps:
+    """What one warp multiplies of a stage: offsets of its fragments, products, sums."""
+
+    def __init__(self, kernel: ChainKernel, stage: StagePlan) -> None:
+        self._kernel, self._stage = kernel, stage
+        tile = kernel.plan.tile
+        used = stage.warps_m * stage.warps_n * stage.warps_k
+        self._active = kernel.warp < used if used < tile.warps else TRUE
+        warp = kernel.warp % used if used < tile.warps else kernel.warp
+        self.rows = tile.block_m // 16 // stage.warps_m
+        self.columns = stage.n // 8 // stage.warps_n
+        self._row = (warp % stage.warps_m) * (16 * self.rows)
+        self._column = (warp // stage.warps_m % stage.warps_n) * (8 * self.columns)
+        self._slice = warp // (stage.warps_m * stage.warps_n)
+
+    def zeros(self) -> list[Fragments]:
+        """Accumulators; several where one alone would make every product wait for the last."""
+        ways = max(1, 4 // (self.rows * self.columns))
+        return [products.zeros(self.rows, self.columns) for _ in range(ways)]
+
+    def multiply_step(
+        self, index: int, within: int, slot: int, sums: list[Fragments]
+    ) -> list[Fragments]:
+        """Add a step's products to the sums, in turn."""
+        sums = list(sums)
+        count = self._stage.products(within) // self._stage.warps_k
+        for product in range(count):
+            a = self._load_a(index, within, slot, product, count)
+            b = self._load_b(index, slot, product, count)
+            way = product % len(sums)
+            sums[way] = [
+                [products.multiply(x, y, c) for y, c in zip(b, row, strict=True)]
+                for x, row in zip(a, sums[way], strict=True)
+            ]
+        return sums
+
+    def stage_sums(self, staged: Buffer, sums: list[Fragments]) -> None:
+        """Put this warp's sums where `ChainStore` adds those of all slices of K."""
+        total = sums[0]
+        for more in sums[1:]:
+            total = products.add(total, more)
+        length = self._kernel.store.staged_row(self._stage)
+        lane = self._kernel.lane
+        row = self._slice * self._kernel.plan.tile.block_m + self._row + lane // 4
+        start = row * length + self._column + (lane % 4) * 2
+        with guard(self._active):
+            for i, fragments in enumerate(total):
+                for j, c in enumerate(fragments):
+                    for half in (0, 1):
+                        offset = start + ((16 * i + 8 * half) * length + 8 * j)
+                        staged.store_vector(offset, c[2 * half : 2 * half + 2])
+
+    # ---- operands -------------------------------------------------------------------------------
+
+    def _place_in_ring(self, row: Int, half: Int, product: int, count: int) -> Int:
+        """Offset of a row's 16-byte chunk of a product in a tile of the ring.
+
+        A chunk's number and the row's permutation are combined by exclusive or. Where a slice
+        begins at a multiple of a power of two, the product's part of the number can be, too.
+        """
+        block_k = self._stage.block_k
+        permutation = (row // max(1, 32 // block_k)) % min(block_k // CHUNK, 8)
+        first = self._slice * (2 * count) + half if self._stage.warps_k > 1 else half
+        if self._stage.warps_k == 1 or count & (count - 1) == 0:
+            return row * block_k + (((first ^ permutation) * CHUNK) ^ (2 * product * CHUNK))
+        return row * block_k + ((first + 2 * product) ^ permutation) * CHUNK
+
+    def _load_a(
+        self, index: int, within: int, slot: int, product: int, count: int
+    ) -> list[Operand]:
+        kernel, stage, lane = self._kernel, self._stage, self._kernel.lane
+        row, half = lane % 16, lane // 16
+        buffer = kernel.inputs[index]
+        first = within * stage.block_k
+        if buffer is None:
+            buffer, step = kernel.ring, 16 * stage.block_k
+            offset = self._place_in_ring(row, half, product, count)
+            offset = self._row * stage.block_k + offset + slot
+        else:
+            length = kernel.plan.row(index)
+            step = 16 * length
+            offset = (self._row + row) * length + half * CHUNK + (first + 8 * product)
+            if stage.warps_k > 1:
+                offset = offset + self._slice * (8 * count)
+        rounded = kernel.store.rounded(index, first, first + 8 * stage.products(within))
+        return [
+            products.split(
+                instructions.load_matrices(buffer, offset + i * step, 4),
+                exact=kernel.exact,
+                rounded=rounded,
+            )
+            for i in range(self.rows)
+        ]
+
+    def _load_b(self, index: int, slot: int, product: int, count: int) -> list[Operand]:
+        kernel, block_k, lane = self._kernel, self._stage.block_k, self._kernel.lane
+        base = slot + (kernel.plan.tile.block_m * block_k if index == 0 else 0)
+        half = (lane // 8) % 2
+        start = self._column * block_k + base
+        pair = start + self._place_in_ring(lane % 8 + (lane // 16) * 8, half, product, count)
+        loaded: list[list[ir.Value]] = []
+        for j in range(0, self.columns - 1, 2):
+            values = instructions.load_matrices(kernel.ring, pair + j * 8 * block_k, 4)
+            loaded += [values[:2], values[2:]]
+        if self.columns % 2:
+            last = start + self._place_in_ring(lane % 8, half, product, count)
+            last = last + (self.columns - 1) * 8 * block_k
+            loaded.append(instructions.load_matrices(kernel.ring, last, 2))
+        return [products.split(v, exact=kernel.exact, rounded=True) for v in loaded]
+
+
+__all__ = ["ChainKernel", "generate_chain", "shape_of"]

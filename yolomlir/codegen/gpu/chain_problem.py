@@ -1,0 +1,223 @@
+"""What a `chain` dispatch computes, read off its linalg function: its stages and what links them.
+
+The first stage is any convolution; each later one is a 1x1 convolution of stride 1 whose input is
+put together, along its channels, from results of earlier stages and from arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.builder import ELEMENT_BYTES
+from yolomlir.codegen.gpu.conv_problem import ROOT, ConvProblem, ConvShape, match_conv_input, widest
+from yolomlir.codegen.gpu.epilogue import Epilogue, match_epilogue_generic
+from yolomlir.codegen.gpu.kernel import ACTIVATION, WEIGHT, Parameter
+from yolomlir.codegen.gpu.linalg_match import argument_number, made_by, pair, refuse, shape, walk
+
+STAGE = 1 << 16
+"""Operand number of an epilogue that is the result of stage 0; stage s is STAGE + s."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Channels [first, first + channels) of a stage's input.
+
+    They are `argument` (vector: elements that one copy of it may have), or channels from `offset`
+    on of the result of `stage`.
+    """
+
+    first: int
+    channels: int
+    argument: int | None = None
+    stage: int | None = None
+    offset: int = 0
+    vector: int = 4
+    rounded: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One convolution of the chain, its epilogue, and the parameter that is its result, if any."""
+
+    shape: ConvShape
+    weight: int
+    epilogue: Epilogue
+    pieces: tuple[Piece, ...] = ()
+    result: int | None = None
+
+
+@dataclass(frozen=True)
+class ChainProblem:
+    """A `chain` dispatch. first: its first stage as a `conv2d` problem, for the loads.
+
+    round_results: what is stored to global memory is rounded to TF32.
+    """
+
+    first: ConvProblem
+    stages: tuple[Stage, ...]
+    parameters: tuple[Parameter, ...]
+    round_results: bool
+
+    @property
+    def pixels(self) -> int:
+        """Of every stage's result."""
+        return self.first.shape.pixels
+
+    def vector(self, number: int, channels: int) -> int:
+        """Elements (4, 2, 1) that one access of an activation of so many channels may have."""
+        bytes_ = ELEMENT_BYTES[self.parameters[number].dtype]
+        return min(widest(channels), self.parameters[number].alignment_bytes // bytes_)
+
+
+def match_chain(function: ir.Operation, *, precision: str) -> ChainProblem:
+    """Read a dispatch function of family `chain`.
+
+    Attributes of the function are those of `match_conv`. Raises UnsupportedError for other forms.
+    """
+    roots = list(walk(function, ROOT))
+    if not roots:
+        refuse(function, "holds no convolution")
+    block = function.regions[0].blocks[0]
+    returned = list(block.operations[-1].operation.operands)
+    arguments = len(block.arguments)
+    numbers: dict[ir.Value, int] = {}
+    found: list[tuple[ir.Operation, Epilogue, int | None]] = []
+    for index, root in enumerate(roots):
+        value, epilogue = _epilogue(root, numbers)
+        numbers[value] = index
+        position = arguments + returned.index(value) if value in returned else None
+        found.append((root, epilogue, position))
+    if any(value not in numbers for value in returned):
+        refuse(function, "returns something other than the results of its convolutions")
+    parameters = _parameters(function, found, precision)
+    rounded = _rounded(function)
+    sources, geometry, weight = match_conv_input(roots[0], rounded, parameters)
+    if geometry.source_vector == 0:
+        refuse(roots[0], "begins with the convolution of an image")
+    stages = [Stage(geometry, weight, found[0][1], (), found[0][2])]
+    for root, epilogue, position in found[1:]:
+        stages.append(_stage(root, epilogue, position, numbers, parameters, rounded, geometry))
+    first = ConvProblem(geometry, sources, weight, found[0][1], parameters, 1, {})
+    return ChainProblem(
+        first, tuple(stages), parameters, "yolo.round_result" in function.attributes
+    )
+
+
+def _epilogue(root: ir.Operation, stages: Mapping[ir.Value, int]) -> tuple[ir.Value, Epilogue]:
+    """A convolution's result after its epilogue, and the epilogue."""
+    accumulator = root.results[0]
+    users = [use.owner.operation for use in accumulator.uses]
+    if len(users) != 1 or users[0].name != "linalg.generic":
+        return accumulator, Epilogue(None)
+
+    def number(value: ir.Value) -> int | None:
+        return STAGE + stages[value] if value in stages else argument_number(value)
+
+    return users[0].results[0], match_epilogue_generic(users[0], accumulator, number)
+
+
+def _stage(
+    root: ir.Operation,
+    epilogue: Epilogue,
+    result: int | None,
+    stages: Mapping[ir.Value, int],
+    parameters: tuple[Parameter, ...],
+    rounded: set[int],
+    first: ConvShape,
+) -> Stage:
+    value, weight, _ = root.operands
+    number = argument_number(weight)
+    if number is None:
+        refuse(root, "computes its weights")
+    out_channels, kernel_h, kernel_w, channels = shape(weight)
+    pointwise = (kernel_h, kernel_w) == (1, 1) and pair(root, "strides") == (1, 1)
+    if not pointwise or shape(value) != (first.batch, first.out_h, first.out_w, channels):
+        refuse(root, "has a later stage that is no 1x1 convolution of stride 1")
+    geometry = ConvShape(
+        first.batch,
+        first.out_h,
+        first.out_w,
+        channels,
+        first.out_h,
+        first.out_w,
+        out_channels,
+        1,
+        1,
+    )
+    pieces = _pieces(root, value, stages, parameters, rounded)
+    return Stage(geometry, number, epilogue, pieces, result)
+
+
+def _pieces(
+    root: ir.Operation,
+    value: ir.Value,
+    stages: Mapping[ir.Value, int],
+    parameters: tuple[Parameter, ...],
+    rounded: set[int],
+) -> tuple[Piece, ...]:
+    concat = made_by(value, "tensor.concat")
+    if concat is not None and int(ir.IntegerAttr(concat.attributes["dim"]).value) != 3:
+        refuse(root, "concatenates along another dimension than the channels")
+    pieces: list[Piece] = []
+    for operand in [value] if concat is None else list(concat.operands):
+        first = sum(p.channels for p in pieces)
+        channels = shape(operand)[3]
+        number = argument_number(operand)
+        if number is not None:
+            bytes_ = parameters[number].alignment_bytes
+            vector = min(widest(channels), widest(first), bytes_ // 4)
+            piece = Piece(first, channels, number, vector=vector, rounded=number in rounded)
+        else:
+            stage, offset = _part_of_stage(root, operand, stages)
+            piece = Piece(first, channels, stage=stage, offset=offset)
+        pieces.append(piece)
+    return tuple(pieces)
+
+
+def _part_of_stage(
+    root: ir.Operation, value: ir.Value, stages: Mapping[ir.Value, int]
+) -> tuple[int, int]:
+    """The stage that a value is the result of, or some channels of, and the first of them."""
+    offset = 0
+    part = made_by(value, "tensor.extract_slice")
+    if part is not None:
+        starts = list(ir.DenseI64ArrayAttr(part.attributes["static_offsets"]))
+        value, offset = part.operands[0], starts[3]
+    if value not in stages:
+        refuse(root, "reads something other than arguments and results of earlier stages")
+    return stages[value], offset
+
+
+def _rounded(function: ir.Operation) -> set[int]:
+    if "yolo.tf32_rounded" not in function.attributes:
+        return set()
+    return {int(v) for v in ir.DenseI64ArrayAttr(function.attributes["yolo.tf32_rounded"])}
+
+
+def _parameters(
+    function: ir.Operation,
+    found: list[tuple[ir.Operation, Epilogue, int | None]],
+    precision: str,
+) -> tuple[Parameter, ...]:
+    """The ABI: arguments that are neither weights nor vectors by channel are activations."""
+    block = function.regions[0].blocks[0]
+    weights = {argument_number(root.operands[1]) for root, _, _ in found}
+    vectors = {number for _, epilogue, _ in found for number in epilogue.channel}
+    alignments: list[int] = []
+    if "yolo.alignments" in function.attributes:
+        alignments = [int(v) for v in ir.DenseI64ArrayAttr(function.attributes["yolo.alignments"])]
+    parameters = []
+    values = [*block.arguments, *block.operations[-1].operation.operands]
+    for number, value in enumerate(values):
+        if number in weights or number in vectors:
+            tf32 = precision == "tf32" and number in weights
+            parameters.append(Parameter(WEIGHT, "float32", 16, tf32))
+            continue
+        element = ir.RankedTensorType(value.type).element_type
+        dtype = "float32" if isinstance(element, ir.F32Type) else "uint8"
+        natural = widest(shape(value)[-1]) * 4 if dtype == "float32" else 1
+        stated = alignments[number] if number < len(alignments) else 0
+        parameters.append(Parameter(ACTIVATION, dtype, stated or natural))
+    return tuple(parameters)

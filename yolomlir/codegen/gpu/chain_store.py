@@ -1,0 +1,299 @@
+"""How a block of a chain ends a stage: the epilogue, and where its result goes.
+
+A thread has runs of four neighbouring channels of a pixel. Their places are the same in every stage
+of as many channels, so a result that a later stage adds stays in the thread's registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from yolomlir.bindings import arith, ir
+from yolomlir.codegen.gpu import instructions
+from yolomlir.codegen.gpu.builder import TRUE, Bool, Buffer, Int, KernelBuilder, f32, guard, select
+from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Piece
+from yolomlir.codegen.gpu.chain_tile import STAGING_PADDING, ChainPlan, StagePlan
+from yolomlir.codegen.gpu.conv_problem import widest
+from yolomlir.codegen.gpu.linalg_match import refuse
+
+RUN = 4
+"""Channels of a run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Channels [column, column + 4) of a block's part of a stage, for row `row` of its pixels."""
+
+    row: Int
+    column: Int
+    exists: Bool
+
+
+class ChainStore:
+    """The epilogues of a chain with what they read, and the places their results go to."""
+
+    def __init__(
+        self,
+        k: KernelBuilder,
+        problem: ChainProblem,
+        plan: ChainPlan,
+        staged: Buffer,
+        inputs: Sequence[Buffer | None],
+        first_pixel: Int,
+        rank: Int,
+        vectors_at_bytes: int,
+        *,
+        exact: bool,
+    ) -> None:
+        self._k, self._problem, self._plan = k, problem, plan
+        self.staged = staged
+        self._inputs = inputs
+        self._first_pixel, self._rank, self._exact = first_pixel, rank, exact
+        self._vectors: list[dict[int, Buffer]] = []
+        for stage, part in zip(problem.stages, plan.stages, strict=True):
+            own = {}
+            for number in stage.epilogue.channel:
+                own[number] = k.shared("float32", part.n, offset_bytes=vectors_at_bytes)
+                vectors_at_bytes += 4 * part.n
+            self._vectors.append(own)
+        self._residuals: dict[int, list[list[ir.Value]]] = {}
+        """Of the stage at hand: by argument, a run's values each."""
+        self._kept: dict[int, list[list[ir.Value]]] = {}
+        """Results of stages that later ones add."""
+        self._started = plan.tile.cluster_n == 1
+        self._remote: list[list[instructions.RemoteBuffer]] = []
+
+    # ---- before the stages ----------------------------------------------------------------------
+
+    def load_vectors(self) -> None:
+        """Bring this block's part of every channel vector into shared memory, asynchronously."""
+        for stage, part, own in zip(
+            self._problem.stages, self._plan.stages, self._vectors, strict=True
+        ):
+            channels = stage.shape.out_channels
+            width = min(widest(channels), RUN)
+            for number, shared in own.items():
+                source = self._k.arguments[number].buffer
+                for copy, exists in self._shares(part.n // width):
+                    channel = self._rank * part.n + copy * width
+                    live = channel < channels if channels % part.n else TRUE
+                    live = (
+                        channel < channels if self._ragged(stage.shape.out_channels, part) else live
+                    )
+                    with guard(exists):
+                        instructions.copy_async(
+                            shared, copy * width, source, channel, width, live=live
+                        )
+
+    def clear_padding(self) -> None:
+        """Zeros beyond the channels of every later stage's input."""
+        for index in range(1, len(self._plan.stages)):
+            k, padded = self._problem.stages[index].shape.k, self._plan.stages[index].padded_k
+            buffer = self._inputs[index]
+            if k == padded or buffer is None:
+                continue
+            count = padded - k
+            for item, exists in self._shares(self._plan.tile.block_m * count):
+                with guard(exists):
+                    offset = (item // count) * self._plan.row(index) + (item % count + k)
+                    buffer.store(offset, f32(0.0))
+
+    def load_pieces(self, index: int) -> None:
+        """Copy what a later stage reads from global memory into its input; zeros beyond M."""
+        for piece in self._problem.stages[index].pieces:
+            if piece.argument is not None:
+                self._load_piece(index, piece, piece.argument)
+
+    def _load_piece(self, index: int, piece: Piece, number: int) -> None:
+        argument, buffer = self._k.arguments[number], self._inputs[index]
+        if buffer is None:
+            return
+        per_row = piece.channels // piece.vector
+        for copy, exists in self._shares(self._plan.tile.block_m * per_row):
+            row, column = copy // per_row, (copy % per_row) * piece.vector
+            pixel = self._first_pixel + row
+            with guard(exists):
+                instructions.copy_async(
+                    buffer, row * self._plan.row(index) + column + piece.first,
+                    argument.buffer, pixel * argument.pitch_or_fail() + column,
+                    piece.vector, live=self._inside_pixels(pixel),
+                )  # fmt: skip
+
+    def _shares(self, count: int) -> list[tuple[Int, Bool]]:
+        """The items of `count` that fall to a thread, and whether each exists."""
+        threads = self._plan.threads
+        found = []
+        for i in range(-(-count // threads)):
+            item = self._k.thread + i * threads
+            found.append((item, item < count if (i + 1) * threads > count else TRUE))
+        return found
+
+    def _inside_pixels(self, pixel: Int) -> Bool:
+        pixels = self._problem.pixels
+        return pixel < pixels if pixels % self._plan.tile.block_m else TRUE
+
+    def _ragged(self, channels: int, part: StagePlan) -> bool:
+        """Whether some block's part of a stage goes beyond the last channel."""
+        return part.n * self._plan.tile.cluster_n != channels
+
+    # ---- a stage --------------------------------------------------------------------------------
+
+    def staged_row(self, stage: StagePlan) -> int:
+        """Floats from one row of the partial sums to the next."""
+        return stage.n + STAGING_PADDING
+
+    def rounded(self, index: int, first: int, end: int) -> bool:
+        """Whether channels [first, end) of a stage's input are rounded to TF32 already."""
+        if index == 0:
+            return all(source.rounded for source in self._problem.first.sources)
+        pieces = self._problem.stages[index].pieces
+        return all(
+            p.stage is not None or p.rounded
+            for p in pieces
+            if p.first < end and first < p.first + p.channels
+        )
+
+    def _runs(self, index: int) -> list[Run]:
+        """A thread's runs of a stage; one that does not exist stands for the first."""
+        per_row = self._plan.stages[index].n // RUN
+        runs = []
+        for item, exists in self._shares(self._plan.tile.block_m * per_row):
+            run = select(exists, item, 0)
+            runs.append(Run(run // per_row, (run % per_row) * RUN, exists))
+        return runs
+
+    def load_residuals(self, index: int) -> None:
+        """Start the loads of what a stage adds from global memory, before its products."""
+        self._residuals = {
+            number: [self._residual(index, number, run) for run in self._runs(index)]
+            for number in self._problem.stages[index].epilogue.element
+            if number < STAGE
+        }
+
+    def _residual(self, index: int, number: int, run: Run) -> list[ir.Value]:
+        channels = self._problem.stages[index].shape.out_channels
+        part = self._plan.stages[index]
+        operand = self._k.arguments[number]
+        pixel = self._first_pixel + run.row
+        channel = self._rank * part.n + run.column
+        inside = self._inside_pixels(pixel)
+        width = self._problem.vector(number, channels)
+        loaded: list[ir.Value] = []
+        for i in range(0, RUN, width):
+            live = inside
+            if self._ragged(channels, part):
+                live = live & ((channel + i) < channels)
+            offset = pixel * operand.pitch_or_fail() + (channel + i)
+            loaded += operand.buffer.load_vector(select(live, offset, 0), width)
+        return loaded
+
+    def finish(self, index: int) -> bool:
+        """Apply a stage's epilogue to its staged sums and hand the result on.
+
+        Whether it went to the inputs of later stages, which a barrier of the cluster makes visible.
+        """
+        stage = self._problem.stages[index]
+        wanted = {n - STAGE for s in self._problem.stages[index + 1 :] for n in s.epilogue.element}
+        kept: list[list[ir.Value]] = []
+        readers = [
+            (later, piece)
+            for later, other in enumerate(self._problem.stages)
+            for piece in other.pieces
+            if piece.stage == index
+        ]
+        if readers and not self._started:
+            instructions.cluster_wait()  # every block of the cluster runs
+            self._started = True
+        for i, run in enumerate(self._runs(index)):
+            values = self._values(index, i, run)
+            kept.append(values)
+            channel = self._rank * self._plan.stages[index].n + run.column
+            if stage.result is not None:
+                self._store(index, stage.result, run, channel, values)
+            if readers:
+                self._hand_on(readers, run, channel, values)
+        if index in wanted:
+            self._kept[index] = kept
+        return bool(readers)
+
+    def _values(self, index: int, number: int, run: Run) -> list[ir.Value]:
+        """A run after the epilogue."""
+        part, stage = self._plan.stages[index], self._problem.stages[index]
+        length = self.staged_row(part)
+        size = self._plan.tile.block_m * length
+        start = run.row * length + run.column
+        total = self.staged.load_vector(start, RUN)
+        for i in range(1, part.warps_k):
+            more = self.staged.load_vector(start + i * size, RUN)
+            total = [arith.addf(a, b) for a, b in zip(total, more, strict=True)]
+        operands = {
+            argument: shared.load_vector(run.column, RUN)
+            for argument, shared in self._vectors[index].items()
+        }
+        for element in stage.epilogue.element:
+            if element < STAGE:
+                operands[element] = self._residuals[element][number]
+            else:
+                operands[element] = self._kept_result(index, element - STAGE, number)
+        return [
+            stage.epilogue.apply(value, {a: v[i] for a, v in operands.items()})
+            for i, value in enumerate(total)
+        ]
+
+    def _kept_result(self, index: int, earlier: int, number: int) -> list[ir.Value]:
+        if self._plan.stages[earlier].n != self._plan.stages[index].n:
+            refuse(self._location(), "adds the result of a stage of another number of channels")
+        return self._kept[earlier][number]
+
+    def _location(self) -> ir.Operation:
+        generic = self._problem.stages[0].epilogue.generic
+        return generic if generic is not None else self._k.module.operation
+
+    def _store(
+        self, index: int, result: int, run: Run, channel: Int, values: list[ir.Value]
+    ) -> None:
+        """Store a run to global memory, in the widest stores its alignment allows."""
+        channels = self._problem.stages[index].shape.out_channels
+        output = self._k.arguments[result]
+        pixel = self._first_pixel + run.row
+        width = self._problem.vector(result, channels)
+        if self._problem.round_results:
+            values = [instructions.from_bits(instructions.round_to_tf32(v)) for v in values]
+        with guard(run.exists & self._inside_pixels(pixel)):
+            for i in range(0, RUN, width):
+                live = TRUE
+                if self._ragged(channels, self._plan.stages[index]):
+                    live = (channel + i) < channels
+                offset = pixel * output.pitch_or_fail() + (channel + i)
+                with guard(live):
+                    output.buffer.store_vector(offset, values[i : i + width])
+
+    def _hand_on(
+        self,
+        readers: list[tuple[int, Piece]],
+        run: Run,
+        channel: Int,
+        values: list[ir.Value],
+    ) -> None:
+        """Store a run to the inputs of the stages that read it, in every block of the cluster."""
+        if not self._exact:
+            values = [instructions.from_bits(instructions.round_to_tf32(v)) for v in values]
+        for later, piece in readers:
+            aligned = piece.first % RUN == piece.offset % RUN == piece.channels % RUN == 0
+            width = RUN if aligned else 1
+            for i in range(0, RUN, width):
+                within = channel + i - piece.offset
+                offset = run.row * self._plan.row(later) + within + piece.first
+                with guard(run.exists & (within < piece.channels)):
+                    self._to_all(later, offset, values[i : i + width])
+
+    def _to_all(self, later: int, offset: Int, values: list[ir.Value]) -> None:
+        buffer = self._inputs[later]
+        if buffer is None:
+            return
+        if self._plan.tile.cluster_n == 1:
+            buffer.store_vector(offset, values)
+            return
+        for rank in range(self._plan.tile.cluster_n):
+            instructions.shared_of_block(buffer, rank).store_vector(offset, values)

@@ -1,0 +1,332 @@
+"""Tiles of the `chain` family: how a cluster of blocks divides a chain, and what is legal.
+
+A cluster computes block_m pixels through every stage. Its blocks divide the channels of each stage
+among themselves; each gives its part of the result to all, so that every block has the whole input
+of the next stage in its shared memory and streams only its own part of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile
+from yolomlir.codegen.gpu.conv_problem import ConvShape
+from yolomlir.diagnostics import UnsupportedError
+from yolomlir.target import Target
+
+ROW_PADDING = 4
+"""Floats after the padded channels of a row in shared memory: rows then lie an odd number of
+16-byte chunks apart, so that the eight rows of an `ldmatrix` meet eight different banks."""
+STAGING_PADDING = 8
+"""Floats between rows of the partial sums: rows 8 banks apart make their stores conflict-free."""
+MAX_STAGES = 8
+_MAX_UNROLLED = 2048
+"""Tensor-core instructions of a warp over the whole chain, which is unrolled."""
+_MAX_COPIES = 160
+"""Asynchronous copies of a thread over the whole chain."""
+_MAX_ACCUMULATORS = 64
+_MAX_RUNS = 8
+"""Runs of four channels of a thread in one epilogue: each keeps its residual in registers."""
+
+
+@dataclass(frozen=True)
+class ChainShape:
+    """What a tile depends on. first: the first stage; later: (K, N) of the 1x1 stages after it.
+
+    kept: stages whose result a later one adds, which keep it in registers until then.
+    """
+
+    first: ConvShape
+    later: tuple[tuple[int, int], ...]
+    kept: tuple[int, ...] = ()
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """(K, N) of every stage."""
+        return [(self.first.k, self.first.out_channels), *self.later]
+
+    def stage(self, index: int) -> ConvShape:
+        """A stage as a convolution."""
+        if index == 0:
+            return self.first
+        k, n = self.later[index - 1]
+        f = self.first
+        return ConvShape(f.batch, f.out_h, f.out_w, k, f.out_h, f.out_w, n, 1, 1)
+
+
+@dataclass(frozen=True)
+class ChainTile:
+    """A configuration of a chain.
+
+    block_m pixels a cluster of `cluster_n` blocks of `warps` warps each. step_kib: KiB of weights
+    of one step over K, at most; slots: buffers of the asynchronous pipeline, which runs on from one
+    stage to the next.
+    """
+
+    block_m: int
+    cluster_n: int
+    warps: int
+    step_kib: int = 16
+    slots: int = 4
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """How a block computes one stage.
+
+    n: channels of a block, a multiple of 8. block_k: of a step; steps: how many; last: products
+    (of 8) of the last one. warps_m x warps_n x warps_k divide pixels, channels, and the products of
+    a step; they may be fewer than the block's warps.
+    """
+
+    n: int
+    block_k: int
+    steps: int
+    last: int
+    warps_m: int
+    warps_n: int
+    warps_k: int
+
+    @property
+    def padded_k(self) -> int:
+        """K with the zeros that fill the last product."""
+        return (self.steps - 1) * self.block_k + 8 * self.last
+
+    def products(self, step: int) -> int:
+        """Products of a step."""
+        return self.last if step == self.steps - 1 else self.block_k // 8
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """A tile worked out for a shape; sizes in floats, of one block's shared memory."""
+
+    tile: ChainTile
+    shape: ChainShape
+    stages: tuple[StagePlan, ...]
+    slot: int
+    slots: int
+    staging: int
+    inputs: tuple[int, ...]
+    """Floats of each later stage's input."""
+    vectors: int
+    """Floats of the channel vectors (one a stage is assumed where tiles are chosen)."""
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.tile.warps
+
+    @property
+    def steps(self) -> int:
+        """Of all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return 4 * (self.slots * self.slot + self.staging + sum(self.inputs) + self.vectors)
+
+    @property
+    def clusters(self) -> int:
+        """Clusters of the launch."""
+        return -(-self.shape.first.pixels // self.tile.block_m)
+
+    def row(self, index: int) -> int:
+        """Floats from one pixel to the next of the input of a later stage."""
+        return self.stages[index].padded_k + ROW_PADDING
+
+    def loader_tile(self, index: int) -> ConvTile:
+        """The tile by which a stage's operands are loaded."""
+        stage = self.stages[index]
+        return ConvTile(
+            self.tile.block_m, stage.n, stage.block_k, self.tile.warps, through_l1=index == 0
+        )
+
+
+def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = None) -> ChainPlan:
+    """Work a tile out. vectors: channel vectors a stage (default one)."""
+    stages = tuple(_stage(tile, *size) for size in shape.sizes())
+    loads = [tile.block_m if index == 0 else 0 for index in range(len(stages))]
+    slot = max((rows + s.n) * s.block_k for rows, s in zip(loads, stages, strict=True))
+    staging = max(s.warps_k * tile.block_m * (s.n + STAGING_PADDING) for s in stages)
+    inputs = tuple(tile.block_m * (s.padded_k + ROW_PADDING) for s in stages[1:])
+    counts = vectors or (1,) * len(stages)
+    floats = sum(s.n * count for s, count in zip(stages, counts, strict=True))
+    slots = min(tile.slots, sum(s.steps for s in stages))
+    return ChainPlan(tile, shape, stages, slot, slots, staging, inputs, floats)
+
+
+def _stage(tile: ChainTile, k: int, n: int) -> StagePlan:
+    part = -(-n // (8 * tile.cluster_n)) * 8
+    block_k = 128
+    while block_k > 8 and (4 * block_k * part > 1024 * tile.step_kib or block_k >= 2 * k):
+        block_k //= 2
+    warps_m, warps_n, warps_k = _divide(tile, part, block_k, k)
+    steps = -(-k // block_k)
+    rest = k - (steps - 1) * block_k
+    last = -(-rest // (8 * warps_k)) * warps_k
+    return StagePlan(part, block_k, steps, last, warps_m, warps_n, warps_k)
+
+
+def _divide(tile: ChainTile, n: int, block_k: int, k: int) -> tuple[int, int, int]:
+    """The division of a stage among warps that costs a warp the fewest cycles."""
+    best, least = (1, 1, 1), float("inf")
+    rows, columns = tile.block_m // 16, n // 8
+    for warps_m in (w for w in (1, 2, 4, 8) if rows % w == 0):
+        for warps_n in (w for w in range(1, tile.warps + 1) if columns % w == 0):
+            for warps_k in (w for w in (1, 2, 4, 8) if (block_k // 8) % w == 0):
+                used = warps_m * warps_n * warps_k
+                if used > tile.warps:
+                    continue
+                r, c = rows // warps_m, columns // warps_n
+                chain = max(r * c * 2, 1) * 4 + 2 * r + c
+                cycles = -(-k // (8 * warps_k)) * max(chain, 18)
+                cycles += warps_k * tile.block_m * n / (8 * tile.warps)
+                if r * c * 4 <= _MAX_ACCUMULATORS and cycles < least:
+                    best, least = (warps_m, warps_n, warps_k), cycles
+    return best
+
+
+def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str) -> str | None:
+    """Why a kernel cannot be made of this tile; None where it can."""
+    if tile.block_m not in (16, 32, 64, 128, 256):
+        return f"block_m = {tile.block_m} is not one of 16, 32, 64, 128, 256"
+    if tile.cluster_n not in (1, 2, 4, 8) or (tile.cluster_n > 1 and not target.clusters):
+        return f"cluster_n = {tile.cluster_n} is not a cluster of {target.name}"
+    if tile.warps not in (2, 4, 8, 16):
+        return f"warps = {tile.warps} is not one of 2, 4, 8, 16"
+    if tile.slots < 2 or tile.step_kib < 1:
+        return "slots must be at least 2, step_kib at least 1"
+    if any((tile.cluster_n - 1) * 8 >= n for _, n in shape.sizes() if n > 8):
+        return f"cluster_n = {tile.cluster_n} leaves a block without channels"
+    p = plan(tile, shape)
+    threads = 32 * tile.warps
+    limit = _MAX_ACCUMULATORS // (2 if precision == "fp32" else 1) // (2 if threads > 256 else 1)
+    instructions = copies = kept = 0
+    for index, stage in enumerate(p.stages):
+        convolution = shape.stage(index)
+        r, c = tile.block_m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
+        if 4 * r * c > limit:
+            return f"{4 * r * c} accumulators a thread; at most {limit}"
+        count = sum(stage.products(step) for step in range(stage.steps))
+        instructions += r * c * count // stage.warps_k
+        rows, weights = p.loader_tile(index).copies(convolution)
+        copies += stage.steps * (weights + (rows if index == 0 else 0))
+        for vector in (convolution.source_vector, convolution.weight_vector):
+            if threads % (stage.block_k // vector):
+                return f"{threads} threads cannot share rows of {stage.block_k // vector} copies"
+        runs = -(-tile.block_m * stage.n // (4 * threads))
+        kept += runs if index in shape.kept else 0
+        if runs > _MAX_RUNS:
+            return f"{runs} runs a thread in an epilogue; at most {_MAX_RUNS}"
+    if kept > _MAX_RUNS:
+        return f"{kept} runs a thread kept for a later addition; at most {_MAX_RUNS}"
+    if instructions > _MAX_UNROLLED:
+        return f"{instructions} unrolled products; at most {_MAX_UNROLLED}"
+    if copies > _MAX_COPIES:
+        return f"{copies} unrolled copies a thread; at most {_MAX_COPIES}"
+    if p.shared_bytes > target.shared_memory_bytes:
+        return (
+            f"{p.shared_bytes} bytes of shared memory; {target.name} has "
+            f"{target.shared_memory_bytes}"
+        )
+    return None
+
+
+def tile_space(shape: ChainShape, target: Target, precision: str) -> Iterator[ChainTile]:
+    """Every candidate worth considering, all legal, in a fixed order."""
+    for block_m in (16, 32, 64, 128, 256):
+        for cluster_n in (1, 2, 4, 8):
+            for warps in (4, 8, 16):
+                for step_kib in (8, 16, 32):
+                    for slots in (2, 3, 4, 6, 8, 12):
+                        tile = ChainTile(block_m, cluster_n, warps, step_kib, slots)
+                        if objection(tile, shape, target, precision) is None:
+                            yield tile
+
+
+# ---- a choice with no measurements --------------------------------------------------------------
+
+_CLOCK_HZ = 1.7e9
+_PORT_BYTES_PER_CYCLE = 48.0
+"""Bytes a cycle from L2 to one SM, as its copies reach."""
+_L2_BYTES_PER_CYCLE = 25.0
+"""The same for each SM when all of them copy."""
+_START = 1500.0
+"""Cycles from the launch to the first product: indices, first bytes from L2."""
+_STEP = 80.0
+"""Cycles of a step for its wait, barrier and first `ldmatrix`."""
+_EPILOGUE = 350.0
+"""Cycles of a stage's epilogue but for its arithmetic: two barriers, partial sums, stores."""
+_CLUSTER_START = 500.0
+_EXCHANGE = 350.0
+"""Cycles of a cluster's barrier after a stage, with its remote stores."""
+_MMA_SYNC_PEAK = 640.0
+"""Multiply-adds of TF32 a cycle and SM that `mma.sync` reaches where WGMMA is faster (sm_90)."""
+
+
+def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: str) -> float:
+    """A rough time of the kernel alone, microseconds, to rank tiles before any measurement."""
+    p = plan(tile, shape)
+    blocks = p.clusters * tile.cluster_n
+    registers = 128 if p.threads <= 256 else 96
+    together = min(
+        target.shared_memory_per_sm_bytes // (p.shared_bytes + 1024),
+        target.threads_per_sm // p.threads,
+        target.registers_per_sm // (registers * p.threads),
+        -(-blocks // target.multiprocessors),
+    )
+    if together < 1:
+        return float("inf")
+    busy = min(blocks, target.multiprocessors)
+    waves = -(-blocks // (target.multiprocessors * together))
+    sharing = min(blocks, target.multiprocessors * together) / busy
+    port = min(_PORT_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE * target.multiprocessors / busy)
+    peak = min(target.tf32_tflops * 1e12 / 2 / target.multiprocessors / _CLOCK_HZ, _MMA_SYNC_PEAK)
+    products = 3 if precision == "fp32" else 1
+    copied, worked = 0.0, _START + (_CLUSTER_START if tile.cluster_n > 1 else 0.0)
+    ahead = p.slots * p.slot * 4
+    for index, (stage, (k, _)) in enumerate(zip(p.stages, shape.sizes(), strict=True)):
+        rows = tile.block_m if index == 0 else 0
+        copied += 4 * k * (rows + stage.n)
+        r, c = tile.block_m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
+        count = -(-k // (8 * stage.warps_k))
+        used = stage.warps_m * stage.warps_n * stage.warps_k
+        issue = count * (3 * r + 2 * c + 2 * r * c * products) * max(2.5, sharing * used / 4)
+        issue = max(issue, count * products * (18 if r * c < 4 else 5 * r * c))
+        tensor = sharing * tile.block_m * stage.n * k * products / peak
+        elements = tile.block_m * stage.n / p.threads
+        epilogue = _EPILOGUE + elements * (14 + 2 * stage.warps_k) * max(
+            1.0, sharing * tile.warps / 8
+        )
+        exchange = _EXCHANGE if tile.cluster_n > 1 and index < len(shape.later) else 0.0
+        worked += max(issue, tensor) + stage.steps * _STEP + epilogue + exchange
+    streamed = max(0.0, copied - ahead) * sharing / port
+    first = min(copied, ahead) * sharing / port / 2  # half of it while the kernel before still runs
+    return (
+        waves
+        * (max(worked, _START + first + streamed) + 0.3 * min(worked, streamed))
+        / _CLOCK_HZ
+        * 1e6
+    )
+
+
+@lru_cache(maxsize=1024)
+def default_tile(shape: ChainShape, target: Target, precision: str) -> ChainTile:
+    """The legal tile of the least estimate, the first among equals.
+
+    Raises UnsupportedError where no tile is legal.
+    """
+    tiles = tile_space(shape, target, precision)
+    best = min(tiles, key=lambda t: estimate_us(t, shape, target, precision), default=None)
+    if best is None:
+        raise UnsupportedError(f"no chain tile fits {shape} on {target.name}")
+    return best
+
+
+__all__ = [
+    "ChainPlan", "ChainShape", "ChainTile", "StagePlan", "default_tile", "estimate_us",
+    "objection", "plan", "tile_space",
+]  # fmt: skip
