@@ -305,6 +305,6 @@ def list_passes() -> str:
         lines.append(f"  --{name:<28} {first}")
     lines.append("Pipelines:")
     for name, kind in PIPELINES.items():
-        lines.append(f"  --{name:<28} the graph pipeline of a {kind} target; level=0|1|2")
+        lines.append(f"  --{name:<28} the graph pipeline of a {kind} target; level=0|1|2|3")
     lines.append("Every pass of upstream MLIR works as well, by its name there.")
     return "\n".join(lines) + "\n"

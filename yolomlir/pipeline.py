@@ -23,8 +23,10 @@ from yolomlir.reproducer import LateReproducer
 from yolomlir.target import Target
 
 LOGGER = logging.getLogger(__name__)
-LEVELS = (0, 1, 2)
-"""Optimisation levels: what is needed to run, what is cheap and always good, everything."""
+LEVELS = (0, 1, 2, 3)
+"""Optimisation levels: what is needed to run, what is cheap and always good, what pays on every target,
+fusion of whole chains of convolutions."""
+DEFAULT_LEVEL = 2
 _OPEN, _CLOSE = "({[<", ")}]>"
 
 
@@ -232,20 +234,21 @@ def _expand(name: str, text: str) -> str:
     options = text.partition("{")[2].rstrip("} ").strip()
     key, _, value = options.partition("=")
     if options and (key != "level" or value not in {str(level) for level in LEVELS}):
-        raise UserError(f"pipeline '{name}' has no option '{options}'", hint="options: level=0|1|2")
-    return pipeline_for(PIPELINES[name], int(value) if options else max(LEVELS))
+        raise UserError(f"pipeline '{name}' has no option '{options}'", hint="options: level=0|1|2|3")
+    return pipeline_for(PIPELINES[name], int(value) if options else DEFAULT_LEVEL)
 
 
-def pipeline_for(target_kind: str, level: int = 2) -> str:
-    """The graph pipeline of a kind of target (`cpu`, `gpu`) at -O0, -O1 or -O2, as text.
+def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL) -> str:
+    """The graph pipeline of a kind of target (`cpu`, `gpu`) at -O0 to -O3, as text.
 
     Level 0 is what code generation needs: batch norms folded, NHWC, one dispatch a kernel, the
-    memory plan. Level 1 adds cleaning up and the fold of the image scale; level 2 merges siblings.
+    memory plan. Level 1 adds cleaning up and the fold of the image scale; level 2 merges siblings;
+    level 3 fuses chains of pointwise convolutions (GPU only).
     """
     if target_kind not in PIPELINES.values():
         raise UserError(f"no pipeline for a '{target_kind}' target", hint="cpu or gpu")
     if level not in LEVELS:
-        raise UserError(f"optimisation level is {level}; expected 0, 1 or 2")
+        raise UserError(f"optimisation level is {level}; expected 0, 1, 2 or 3")
     weights = "ohwi" if target_kind == "gpu" else "hwio"
     reuse = "{reuse=concurrent}" if target_kind == "gpu" else ""
     passes = (
@@ -261,13 +264,14 @@ def pipeline_for(target_kind: str, level: int = 2) -> str:
         (0, "yolo-form-dispatches"),
         (0, "yolo-concat-views"),
         (0, "yolo-dce"),
+        *([(3, "yolo-fuse-pointwise")] if target_kind == "gpu" else []),
         (0, "yolo-assign-tiles"),
         (0, f"yolo-plan-memory{reuse}"),
     )
     return f"builtin.module({','.join(text for least, text in passes if level >= least)})"
 
 
-def optimize(module: ir.Module, context: PassContext, target: Target, level: int = 2) -> None:
+def optimize(module: ir.Module, context: PassContext, target: Target, level: int = DEFAULT_LEVEL) -> None:
     """Run the graph pipeline of `target` on `module` in place; the store is rewritten with it.
 
     Raises InternalError with the path of a reproducer where a pass fails.

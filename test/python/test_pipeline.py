@@ -29,7 +29,7 @@ from yolomlir.frontend.network import SCALES, parameters
 from yolomlir.frontend.weights import AbstractWeights, WeightStore
 from yolomlir.frontend.yolo26 import ImportedModel, import_model
 from yolomlir.interpreter import interpret
-from yolomlir.pipeline import LEVELS, Pipeline, optimize, pipeline_for, split_pipeline
+from yolomlir.pipeline import DEFAULT_LEVEL, LEVELS, Pipeline, optimize, pipeline_for, split_pipeline
 from yolomlir.reproducer import configuration_of
 from yolomlir.target import target_named
 
@@ -77,15 +77,15 @@ def test_a_pipeline_prints_as_text_that_runs_again(kind: str, level: int) -> Non
     text = pipeline_for(kind, level)
     assert str(Pipeline.parse(text)) == text
     assert str(Pipeline.parse(f"yolo-pipeline-{kind}{{level={level}}}")) == text
-    if level == max(LEVELS):
+    if level == DEFAULT_LEVEL:
         assert str(Pipeline.parse(f"builtin.module(yolo-pipeline-{kind})")) == text
 
 
 def test_unknown_kinds_and_levels_are_refused() -> None:
     with pytest.raises(UserError, match="no pipeline for a 'tpu' target"):
         pipeline_for("tpu")
-    with pytest.raises(UserError, match="optimisation level is 3"):
-        pipeline_for("cpu", 3)
+    with pytest.raises(UserError, match="optimisation level is 4"):
+        pipeline_for("cpu", 4)
 
 
 def test_levels_only_add_passes() -> None:

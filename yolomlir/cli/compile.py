@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "-O",
         dest="level",
         type=int,
-        choices=(0, 1, 2),
+        choices=(0, 1, 2, 3),
         default=2,
         help="optimisation level (default: 2)",
     )
