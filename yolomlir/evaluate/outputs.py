@@ -21,7 +21,9 @@ def check_writable(*paths: str | os.PathLike[str] | None) -> None:
             with open(path, "a", encoding="utf-8"):
                 pass
         except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", where=path) from error
+            hint = "name a file in a folder that exists and that you may write to"
+            message = f"cannot be written: {error.strerror}"
+            raise UserError(message, where=path, hint=hint) from error
         if not existed:
             Path(path).unlink()
 

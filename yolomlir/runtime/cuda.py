@@ -25,6 +25,7 @@ from yolomlir.runtime.cuda_driver import (
     load_function,
     load_module,
 )
+from yolomlir.runtime.cuda_events import EventGraph
 from yolomlir.runtime.cuda_graph import KernelGraph, Launch
 from yolomlir.runtime.plan import Step, View
 from yolomlir.runtime.window import logical_window, span_bytes
@@ -255,6 +256,22 @@ class CudaExecutor:
                 for first, last in zip(self._events, self._events[1:], strict=False)
             ]
             return {"enqueue": enqueue, **dict(zip(("h2d", "gpu", "d2h"), times, strict=True))}
+
+    def run_events(self, inputs: dict[str, NDArray[Any]], count: int) -> NDArray[np.float64]:
+        """Times of every step alone, [count, steps] in microseconds, one step after the other.
+
+        The steps run as a graph of their own, with an event between each two.
+        """
+        with self._lock:
+            self._require_open()
+            self._context.make_current()
+            self._stage(inputs)
+            self._copy_in()
+            graph = EventGraph(self._launches)
+            try:
+                return np.stack([graph.run(self._stream) for _ in range(count)])
+            finally:
+                graph.destroy()
 
     def _stage(self, inputs: dict[str, NDArray[Any]]) -> None:
         """Put the inputs into pinned memory."""

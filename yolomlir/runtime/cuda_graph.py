@@ -116,6 +116,20 @@ class KernelGraph:
             self._graph = None
 
 
+def kernel_node(graph: Any, launch: Launch, dependencies: Sequence[Any]) -> Any:
+    """Add a launch with plain edges to a graph that is being made; the node."""
+    params = driver.CUDA_KERNEL_NODE_PARAMS()
+    _fill(params, launch)
+    return call(
+        driver.cuGraphAddKernelNode,
+        graph,
+        list(dependencies) or None,
+        len(dependencies),
+        params,
+        where=launch.layer,
+    )
+
+
 def _fill(params: Any, launch: Launch) -> None:
     params.func = launch.function
     params.gridDimX, params.gridDimY, params.gridDimZ = launch.grid
