@@ -37,9 +37,7 @@ def part(names: int, *, skip: int = 0) -> Workload:
     whole = workload()
     chosen = list(whole.cases)[skip : skip + names]
     cases = {name: whole.cases[name] for name in chosen}
-    return Workload(
-        whole.target, whole.precision, whole.scale, whole.plan, whole.weights, cases
-    )
+    return Workload(whole.target, whole.precision, whole.scale, whole.plan, whole.weights, cases)
 
 
 def unit(*parts: str) -> float:
@@ -85,9 +83,7 @@ class FakeMeasure:
     def network(self, chosen: Mapping[str, Built], samples: int) -> Timing:
         self.networks += 1
         steps = [s for s in self.load.plan.steps if s.kernel in chosen]
-        return Timing(
-            sum(self.us(self.load.cases[s.kernel], chosen[s.kernel].key) for s in steps)
-        )
+        return Timing(sum(self.us(self.load.cases[s.kernel], chosen[s.kernel].key) for s in steps))
 
     def close(self) -> None:
         pass
