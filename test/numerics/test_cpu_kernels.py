@@ -309,6 +309,69 @@ def test_detect(n: int, classes: int, max_det: int, kind: str) -> None:
     check(got[..., 4], want[..., 4], (EXP_ERROR + 8 * EPSILON) * want[..., 4])
 
 
+def _repeat(x: np.ndarray) -> np.ndarray:
+    return x.repeat(2, 1).repeat(2, 2)
+
+
+ELEMENTWISE = {
+    "silu": (yolo.silu, 1, lambda a: silu(a.astype(np.float64))),
+    "add": (yolo.add, 2, lambda a, b: a.astype(np.float64) + b),
+    "concat": (lambda a, b: yolo.concat([a, b]), 2, lambda a, b: np.concatenate([a, b], axis=3)),
+    "slice": (lambda a: yolo.slice_(a, offset=3, size=5), 1, lambda a: a[..., 3:8]),
+    "upsample": (yolo.upsample, 1, _repeat),
+}
+
+
+@pytest.mark.parametrize("name", list(ELEMENTWISE))
+@pytest.mark.parametrize("shape", [(1, 6, 10, 16), (2, 3, 5, 9)])
+def test_one_op_alone(name: str, shape: tuple[int, ...]) -> None:
+    """The family `elementwise`: copies and activations that nothing fused."""
+    body, count, reference = ELEMENTWISE[name]
+    rng = np.random.default_rng(3)
+    inputs = [f32(rng, *shape) for _ in range(count)]
+    n, h, w, c = shape
+    want = reference(*inputs)
+    got = run_dispatch(body, [image(n, c, h, w)] * count, [("x", a) for a in inputs], want.shape)
+    check(got, want, (EXP_ERROR + 8 * EPSILON) * abs(want))
+
+
+def test_convolutions_one_after_the_other() -> None:
+    """Two convolutions and a residual across both in one dispatch."""
+    rng = np.random.default_rng(9)
+    x, first, second = f32(rng, 1, 8, 10, 16), f32(rng, 8, 16, 3, 3), f32(rng, 16, 8, 1, 1)
+    b, v = f32(rng, 8), f32(rng, 16)
+
+    def body(a, w, p, u, q):
+        hidden = yolo.silu(yolo.conv2d(a, w, p, padding=(1, 1, 1, 1)))
+        return yolo.add(yolo.conv2d(hidden, u, q), a)
+
+    got = run_dispatch(
+        body,
+        [
+            image(1, 16, 8, 10),
+            filters(8, 16, 3, 3, Layout.HWIO),
+            vector(8),
+            filters(16, 8, 1, 1, Layout.HWIO),
+            vector(16),
+        ],
+        [
+            ("x", x),
+            ("w", physical_weight(first, Layout.HWIO)),
+            ("w", b),
+            ("w", physical_weight(second, Layout.HWIO)),
+            ("w", v),
+        ],
+        x.shape,
+    )
+    y, size = conv_reference(x, first, (1, 1), (1, 1, 1, 1))
+    hidden = silu(y + b)
+    error = SILU_SLOPE * 146 * EPSILON * (size + abs(b)) + (EXP_ERROR + 8 * EPSILON) * abs(hidden)
+    z, size = conv_reference(hidden, second, (1, 1), (0, 0, 0, 0))
+    carried, _ = conv_reference(error, abs(second), (1, 1), (0, 0, 0, 0))
+    want = z + v + x
+    check(got, want, carried + 12 * EPSILON * (size + abs(v) + abs(x)))
+
+
 def test_silu_over_the_whole_range() -> None:
     """Huge, tiny and special values through the expansion of exp."""
     x = np.concatenate([np.linspace(-100, 100, 4001), [-3e38, 3e38, 0.0, -0.0, 1e-38, 88.4, -88.4]])
