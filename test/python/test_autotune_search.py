@@ -1,4 +1,4 @@
-"""The tuner against a fake GPU: it finds the best, once, the same way, and survives interruptions."""
+"""The tuner against a fake GPU: finds the best, the same way each time, through interruptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
-from autotune_fakes import Clock, FakeBuilder, FakeMeasure, ShufflingBuilder, part, workload
+from autotune_fakes import Clock, FakeBuilder, FakeMeasure, ShufflingBuilder, part, unit, workload
 
 from yolomlir.autotune import report, space
 from yolomlir.autotune.build import Built, Job
@@ -88,7 +88,7 @@ def test_a_second_run_takes_everything_from_the_database(tmp_path: Path) -> None
     assert all(row.from_database for row in second.rows)
 
 
-class _Killed(Exception):
+class _KilledError(Exception):
     pass
 
 
@@ -101,7 +101,7 @@ class _Dying(FakeMeasure):
 
     def time(self, case, built, samples):  # type: ignore[no-untyped-def]
         if len(self.timed) >= self.lives:
-            raise _Killed
+            raise _KilledError
         return super().time(case, built, samples)
 
 
@@ -109,7 +109,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     load, path = part(6), tmp_path / "db.jsonl"
     whole = FakeMeasure(load)
     expected = run(load, measure=whole)
-    with pytest.raises(_Killed):
+    with pytest.raises(_KilledError):
         run(load, measure=_Dying(load, 40), database=Database.open("sm_90", "Fake GPU", path))
     path.write_bytes(path.read_bytes()[:-7])  # in the middle of a line
     rest = FakeMeasure(load)
@@ -284,12 +284,11 @@ def test_the_whole_graph_is_the_judge_at_the_end() -> None:
     load = workload()
 
     class Crowded(FakeMeasure):
-        """Alone everything is as fast as it is; in the graph large blocks get in the way."""
+        """In the graph some tiles get in the way of others, which nothing tells of when alone."""
 
         def network(self, chosen, samples):  # type: ignore[no-untyped-def]
             plain = super().network(chosen, samples)
-            large = sum("block_m=128" in b.key or "block_m=64" in b.key for b in chosen.values())
-            return Timing(plain.us + 2.0 * large)
+            return Timing(plain.us + sum(3 * unit(b.key, "crowd") for b in chosen.values()))
 
     database = Database("sm_90", "Fake GPU")
     result = run(
