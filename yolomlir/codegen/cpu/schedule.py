@@ -230,9 +230,10 @@ def _window_group(first: ir.Operation) -> _Group:
         windows.append(chained[0])
     following = users(windows[-1].results[0])
     single = len(following) == 1 and _is_elementwise(following[0])
+    single = single and shape_of(following[0].results[0]) == shape_of(first.results[0])
     group = _Group(windows, fill, following[0] if single else None)
     for window in reversed(windows):
-        _add_producers(group, window.operands[0])
+        _add_producers(group, window)
     return group
 
 
@@ -243,16 +244,27 @@ def _is_elementwise(op: ir.Operation) -> bool:
     return all("parallel" in str(k) for k in kinds)
 
 
-def _add_producers(group: _Group, value: ir.Value) -> None:
-    """Pads, normalisation and upsampling that only this input uses."""
-    op = _defining(value)
+def _add_producers(group: _Group, window: ir.Operation) -> None:
+    """Pads, normalisation and upsampling that only this window's input uses.
+
+    A pad as tall as the window would give blocks that lie in it wholly.
+    """
+    op, kernel = _defining(window.operands[0]), shape_of(window.operands[1])[0]
     while op is not None and len(users(op.results[0])) == 1:
         if op.name != "tensor.pad" and not _is_elementwise(op):
+            return
+        if op.name == "tensor.pad" and max(_pad_rows(op)) >= kernel:
             return
         if _upsampling(op) > 1 and group.producers and group.producers[-1].name == "tensor.pad":
             return  # the padding shifts its tiles off the input's pixels
         group.producers.append(op)
         op = _defining(op.operands[0])
+
+
+def _pad_rows(pad: ir.Operation) -> tuple[int, int]:
+    """Rows that a pad of N, H, W, C adds above and below."""
+    low, high = (ir.DenseI64ArrayAttr(pad.attributes[f"static_{k}"]) for k in ("low", "high"))
+    return int(low[1]), int(high[1])
 
 
 @dataclass
