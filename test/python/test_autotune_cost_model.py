@@ -78,8 +78,28 @@ def test_what_nothing_tells_of_stays() -> None:
     assert all(value > 0 for value in found.vector())
 
 
-def test_constants_survive_as_a_vector() -> None:
-    assert Constants.from_vector(TRUE.vector()) == TRUE
+def test_constants_survive_as_vectors() -> None:
+    assert DEFAULT.with_vector(TRUE.vector()) == TRUE
+    assert len(TRUE.vector()) + len(TRUE.factors()) == len(dataclasses.fields(Constants))
+    factors = DEFAULT.factors() + np.arange(len(DEFAULT.factors()))
+    assert (DEFAULT.with_factors(factors).factors() == factors).all()
+
+
+def test_factors_are_found_within_shapes() -> None:
+    planted = dataclasses.replace(TRUE, log_release_early=-0.15, log_through_l1=0.08)
+    random = np.random.default_rng(0)
+    data = []
+    for item in measured(0.0):
+        rows = len(item.us)
+        flags = {
+            n: random.integers(0, 2, rows).astype(float)
+            for n in ("log_release_early", "log_through_l1")
+        }
+        features = Features({**item.features.columns, **flags})
+        data.append(Measured(item.name, features, predict_us(features, DEVICE, planted)))
+    found = fit(data, DEVICE)
+    assert found.log_release_early == pytest.approx(-0.15, abs=0.02)
+    assert found.log_through_l1 == pytest.approx(0.08, abs=0.02)
 
 
 def test_spearman_is_the_correlation_of_ranks() -> None:

@@ -5,6 +5,9 @@ takes as long as the slowest of its asynchronous copies (L2 to shared memory), i
 products, the issue of its instructions, and the latency that its pipeline does not hide. Blocks
 that share a multiprocessor share its rates; blocks beyond what fits take further waves. Constants
 are cycles, bytes a cycle or ratios, so that they carry over to a GPU of another clock and size.
+
+What such a picture does not have (how soon dependent kernels start, what L1 is good for, how well
+wide warps use their registers) is left to a few factors, each a power of one property of the tile.
 """
 
 from __future__ import annotations
@@ -59,15 +62,44 @@ class Constants:
     """Cycles for a result that goes through shared memory."""
     cluster: float = 2000.0
     """Cycles for a cluster: its launch as one, two barriers, partial sums from other blocks."""
+    log_release_early: float = 0.0
+    """Logarithm of the factor of time where dependent kernels may start with this one. So, too:"""
+    log_unroll: float = 0.0
+    """an unrolled loop, beyond what its fewer instructions bring."""
+    log_through_l1: float = 0.0
+    """inputs that come through L1."""
+    log_staged: float = 0.0
+    """a result that goes through shared memory by choice."""
+    log_warp_n: float = 0.0
+    """a doubling of a warp's output channels."""
+    log_block_n: float = 0.0
+    """a doubling of a block's output channels."""
+    log_warps: float = 0.0
+    """the square of the binary logarithm of a block's warps: both few and many cost."""
+    log_waves: float = 0.0
+    """more blocks than fit at once: the last wave overlaps the one before."""
 
     def vector(self) -> Floats:
-        """The constants in the order of the fields."""
-        return np.array(dataclasses.astuple(self), np.float64)
+        """The positive constants, in the order of the fields."""
+        return np.array([getattr(self, name) for name in _POSITIVE], np.float64)
 
-    @staticmethod
-    def from_vector(values: Floats) -> Constants:
-        """The inverse."""
-        return Constants(*(float(v) for v in values))
+    def with_vector(self, values: Floats) -> Constants:
+        """With other positive constants."""
+        new = {n: float(v) for n, v in zip(_POSITIVE, values, strict=True)}
+        return dataclasses.replace(self, **new)
+
+    def factors(self) -> Floats:
+        """The logarithms of factors, in the order of the fields."""
+        return np.array([getattr(self, name) for name in _FACTORS], np.float64)
+
+    def with_factors(self, values: Floats) -> Constants:
+        """With other factors."""
+        new = {n: float(v) for n, v in zip(_FACTORS, values, strict=True)}
+        return dataclasses.replace(self, **new)
+
+
+_FACTORS = tuple(f.name for f in dataclasses.fields(Constants) if f.name.startswith("log_"))
+_POSITIVE = tuple(f.name for f in dataclasses.fields(Constants) if f.name not in _FACTORS)
 
 
 DEFAULT = Constants()
@@ -143,6 +175,13 @@ class Features:
             "staged": t.is_staged,
             "clustered": t.cluster_k > 1,
             "unrolled": t.unrolled,
+            "log_release_early": t.release_early,
+            "log_unroll": (t.unroll > 0) & (t.k_tiles > t.stages),
+            "log_through_l1": t.through_l1 * int(shape.taps > 1),
+            "log_staged": (t.staged > 0) & (t.warps_k == 1) & (t.cluster_k == 1),
+            "log_warp_n": np.log2(t.warp_n),
+            "log_block_n": np.log2(t.block_n),
+            "log_warps": np.log2(t.warps) ** 2,
             "footprint": np.full(size, once + 4 * shape.k * shape.out_channels),
         }
         return Features({n: np.asarray(c, np.float64) for n, c in columns.items()})
@@ -162,17 +201,9 @@ def predict_us(features: Features, device: Device, constants: Constants = DEFAUL
     """Microseconds of each row; infinity where not one block fits a multiprocessor."""
     f, c = features, constants
     sms = device.multiprocessors
-    together = np.minimum.reduce(
-        [
-            device.shared_bytes // (f.shared_bytes + 1024),
-            device.threads // (32 * f.warps),
-            device.registers // (f.registers * 32 * f.warps),
-            np.ceil(f.blocks / sms),
-        ]
-    )
+    together, waves = _waves(f, device)
     fits = together >= 1
     together = np.maximum(together, 1)
-    waves = np.ceil(f.blocks / (sms * together))
     busy = np.minimum(f.blocks, sms)
     side_by_side = np.minimum(f.blocks, sms * together) / busy
     queue = np.ceil(side_by_side * f.warps / _SCHEDULERS)
@@ -190,9 +221,29 @@ def predict_us(features: Features, device: Device, constants: Constants = DEFAUL
     epilogue = c.epilogue + pace * c.output * f.outputs / (32 * f.warps)
     epilogue += c.staged * f.staged + c.cluster * f.clustered
     cycles = waves * (f.k_tiles * a_step + epilogue + c.start)
+    cycles *= np.exp(_factor_columns(f, waves) @ c.factors())
     spilled = np.where(f.footprint > device.l2_bytes, f.footprint / device.dram_bytes_per_s, 0.0)
     us = 1e6 * np.maximum(cycles / device.clock_hz, spilled)
     return np.where(fits, us, np.inf)
+
+
+def _waves(f: Features, device: Device) -> tuple[Floats, Floats]:
+    """Blocks that share a multiprocessor (0 where not one fits), and the waves they come in."""
+    together = np.minimum.reduce(
+        [
+            device.shared_bytes // (f.shared_bytes + 1024),
+            device.threads // (32 * f.warps),
+            device.registers // (f.registers * 32 * f.warps),
+            np.ceil(f.blocks / device.multiprocessors),
+        ]
+    )
+    return together, np.ceil(f.blocks / (device.multiprocessors * np.maximum(together, 1)))
+
+
+def _factor_columns(f: Features, waves: Floats) -> Floats:
+    """A column a factor: what its logarithm is multiplied by."""
+    columns = [waves > 1 if name == "log_waves" else f.columns[name] for name in _FACTORS]
+    return np.stack(columns, axis=1).astype(np.float64)
 
 
 def _tensor_cycles(f: Features, c: Constants, device: Device, queue: Floats) -> Floats:
@@ -232,9 +283,40 @@ def fit(
 ) -> Constants:
     """Constants that minimise the squared error of the logarithm of time.
 
-    Levenberg-Marquardt on the logarithms of the constants (which keeps them positive), each drawn
-    to its start as if that were known to a factor of 3, so that what no measurement tells stays.
+    First the positive ones; then the factors, by what is left within each shape; then the positive
+    ones again, beside these factors.
     """
+    found = _fit_positive(data, device, start, rounds)
+    found = _fit_factors(data, device, found)
+    return _fit_positive(data, device, found, rounds)
+
+
+def _fit_factors(data: Sequence[Measured], device: Device, constants: Constants) -> Constants:
+    """Ridge regression of the residuals, each shape about its mean: factors order the tiles of a
+    shape and leave the level of shapes to the rest of the model."""
+    rows, left = [], []
+    for item in data:
+        waves = _waves(item.features, device)[1]
+        columns = _factor_columns(item.features, waves)
+        rest = np.log(item.us / predict_us(item.features, device, constants))
+        rows.append(columns - columns.mean(axis=0))
+        left.append(rest - rest.mean())
+    matrix, rest = np.concatenate(rows), np.concatenate(left)
+    normal = matrix.T @ matrix + _RIDGE * np.eye(matrix.shape[1])
+    change = np.linalg.solve(normal, matrix.T @ rest)
+    return constants.with_factors(constants.factors() + change)
+
+
+_RIDGE = 3.0
+"""Factors are drawn to 1 as if three rows more said so for each."""
+
+
+def _fit_positive(
+    data: Sequence[Measured], device: Device, start: Constants, rounds: int
+) -> Constants:
+    """Levenberg-Marquardt on the logarithms of the constants (which keeps them positive), each
+    drawn to its start as if that were known to a factor of 3, so that what no measurement tells
+    stays."""
     features = Features.concatenate([d.features for d in data])
     observed = np.log(np.concatenate([d.us for d in data]))
     weight = np.concatenate([np.full(len(d.us), len(d.us) ** -0.5) for d in data])
@@ -243,7 +325,7 @@ def fit(
     pull = 0.1 / np.log(3.0) * np.sqrt(len(observed)) / 10
 
     def residuals(x: Floats) -> Floats:
-        us = predict_us(features, device, Constants.from_vector(np.exp(x)))
+        us = predict_us(features, device, start.with_vector(np.exp(x)))
         off = np.clip(np.log(us) - observed, -_CLIP, _CLIP) * weight
         return np.concatenate([off, pull * (x - origin)])
 
@@ -267,7 +349,7 @@ def fit(
             break
         if gain < 1e-6:
             break
-    return Constants.from_vector(np.exp(x))
+    return start.with_vector(np.exp(x))
 
 
 _CLIP = 1.0

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from yolomlir.autotune import space, tables
+from yolomlir.autotune.build import Builder, Job
 from yolomlir.autotune.calibration import shipped_calibration
 from yolomlir.autotune.cost_model import Constants, Device
 from yolomlir.autotune.space import Problem, Tile
 from yolomlir.autotune.tables import Table, TableEntry
-from yolomlir.autotune.workload import Workload
+from yolomlir.autotune.workload import Case, Workload
 from yolomlir.codegen.build_plan import ITEM_BYTES
 from yolomlir.diagnostics import UserError
 from yolomlir.runtime.plan import Step, View
@@ -109,21 +110,42 @@ def as_facts(prediction: Prediction, gpu: str, workload: Workload) -> dict[str, 
     }  # fmt: skip
 
 
-def predicted_table(workload: Workload) -> Table:
-    """For each convolution the tile that the model ranks first of the whole space, as a table."""
+def predicted_table(workload: Workload, builder: Builder | None = None) -> Table:
+    """For each convolution the tile that the model ranks first of the whole space, as a table.
+
+    builder: assembles candidates; those that do not assemble, or spill, are passed over.
+    """
     constants = shipped_calibration().constants
+    convolutions = [c for c in workload.cases.values() if c.problem.family == "conv2d"]
+    ranked = {c.name: space.ranked(c.problem, constants) for c in convolutions}
+    if builder is not None:
+        ranked = {c.name: _assembling(c, ranked[c.name], builder) for c in convolutions}
     rows = []
-    for case in workload.cases.values():
-        if case.problem.family != "conv2d":
-            continue
+    for case in convolutions:
         usual = space.default(case.problem)
-        best, *_ = space.ranked(case.problem, constants)
+        best = (*ranked[case.name], usual)[0]
         best_us, usual_us = space.predicted_us(case.problem, [best, usual], constants)
         entry = TableEntry(space.key_of(best), best_us, usual_us)
         rows.append((workload.precision, case.signature, entry))
     note = "predicted by the cost model fitted on another GPU; nothing was measured on this one"
     device = next(NAMES[g] for g, t in GPUS.items() if t == workload.target.name)
     return tables.table_of(workload.target.name, device, tables.PREDICTED, rows, note)
+
+
+def _assembling(case: Case, tiles: tuple[Tile, ...], builder: Builder) -> tuple[Tile, ...]:
+    """The tiles from the first one on that assembles without spills, of the first few."""
+    for number, tile in enumerate(tiles[:_TRIES]):
+        problem = case.problem
+        job = Job(
+            case.name, problem.family, case.text, (space.key_of(tile),), problem.target,
+            problem.precision,
+        )  # fmt: skip
+        if builder.submit(job).result()[0].fault is None:
+            return tiles[number:]
+    return ()
+
+
+_TRIES = 8
 
 
 # ---- one launch ---------------------------------------------------------------------------------

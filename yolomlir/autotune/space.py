@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from yolomlir.autotune.cost_model import DEFAULT, Constants, Device, Features, predict_us
 from yolomlir.bindings import ir
@@ -31,8 +32,8 @@ Tile = Any
 
 _MODULES = {"depthwise": "DepthwiseTile", "max_pool": "MaxPoolTile", "attention": "AttentionTile",
             "detect": "DetectTile"}  # fmt: skip
-_WITH_FLAGS = 256
-"""Geometries of which every combination of flags is ranked."""
+_WITH_FLAGS = 64
+"""Geometries of which every combination of flags is considered for the untuned choice."""
 _VARIETY = 3
 """Candidates of one block size among the first ones: the model may be wrong about all of them."""
 
@@ -125,8 +126,7 @@ def default(problem: Problem) -> Tile:
 def ranked(problem: Problem, constants: Constants = DEFAULT, count: int = 512) -> tuple[Tile, ...]:
     """The most promising tiles first: by the cost model for convolutions, else in a fixed order.
 
-    Few tiles of one block size come among the first, and of combinations of flags, of which the
-    model knows little, each geometry's likeliest one comes before the others.
+    Few tiles of one block size come among the first: the model may be wrong about all of them.
     """
     if problem.family != "conv2d":
         return _listed(problem)[:count]
@@ -137,9 +137,19 @@ def ranked(problem: Problem, constants: Constants = DEFAULT, count: int = 512) -
     if not len(tiles):
         return ()
     us = predict_us(Features.of(tiles, precision), device, constants)
-    order = np.argsort(us, kind="stable")
-    chosen = [int(row) for row in order[: 4 * count] if np.isfinite(us[row])]
-    return tuple(tiles.tile(row) for row in _varied(tiles, chosen)[:count])
+    tiles, us = _with_flags(tiles.where(np.argsort(us, kind="stable")[:count]), problem, constants)
+    order = [int(row) for row in np.argsort(us, kind="stable")[: 4 * count]]
+    return tuple(tiles.tile(row) for row in _varied(tiles, order)[:count])
+
+
+def _with_flags(
+    tiles: ConvTiles, problem: Problem, constants: Constants
+) -> tuple[ConvTiles, NDArray[np.float64]]:
+    """Rows with every legal combination of flags, and their predicted times."""
+    flagged = conv2d_space.flags(tiles)
+    flagged = flagged.where(conv2d_space.legal(flagged, problem.target, problem.precision))
+    features = Features.of(flagged, problem.precision)
+    return flagged, predict_us(features, Device.of(problem.target), constants)
 
 
 @lru_cache(maxsize=512)
@@ -232,6 +242,9 @@ def best_conv_tile(
     usual = conv2d_space.usual(every)
     tiles = usual if len(usual) else every
     us = predict_us(Features.of(tiles, precision), Device.of(target), constants)
+    first = tiles.where(np.argsort(us, kind="stable")[:_WITH_FLAGS])
+    problem = Problem("conv2d", shape, target, precision)
+    tiles, us = _with_flags(first, problem, constants)
     for row in np.argsort(us, kind="stable"):
         tile = tiles.tile(int(row))
         if objection(tile, shape, target, precision) is None:

@@ -126,12 +126,17 @@ def _checkpoint(weights: str) -> Checkpoint:
 
 def _predict(workload: Workload, path: Path | None) -> int:
     """Write the model's choice, beside what a table at that path already has."""
+    from yolomlir.autotune.build import ProcessBuilder
     from yolomlir.autotune.prediction import predicted_table
     from yolomlir.autotune.tables import load_table
 
     if path is None:
         raise UserError("--predict has no result but a table", hint="add --table FILE")
-    found = predicted_table(workload)
+    builder = ProcessBuilder()
+    try:
+        found = predicted_table(workload, builder)
+    finally:
+        builder.close()
     before = load_table(path) if path.exists() else None
     (before.merged(found) if before else found).save(path)
     count = sum(len(rows) for rows in found.entries.values())
