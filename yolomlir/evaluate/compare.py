@@ -161,7 +161,8 @@ def _only(run: Run, names: Sequence[str]) -> dict[str, Array]:
 def _layer(node: Node, one: Run, two: Run, error: Array, deviation: Array) -> LayerComparison:
     a, b = one.layers[node.name], two.layers[node.name]
     tolerance = DEVIATIONS * deviation + np.finfo(np.float32).smallest_normal
-    quotient = np.abs(error) / tolerance
+    with np.errstate(invalid="ignore"):
+        quotient = np.abs(error) / tolerance
     quotient[~np.isfinite(quotient)] = np.finfo(np.float64).max
     index = np.unravel_index(int(quotient.argmax()), quotient.shape)
     counts, _ = np.histogram(quotient, bins=EDGES)

@@ -45,12 +45,13 @@ class DetectionMatch:
 
 
 def match_detections(
-    first: Array, second: Array, *, confidence: float = 0.0, cut: float = 0.0
+    first: Array, second: Array, *, confidence: float = 0.0, cut: float | None = None
 ) -> DetectionMatch:
     """Pair the rows of [N, rows, 6] (x1, y1, x2, y2, score, class) with scores of `confidence` up.
 
     A row at or above the confidence in one run may be below it in the other. cut: rows whose scores
-    are within it of the other run's last row may be missing there, for only so many rows are kept.
+    are within it of the other run's last row may be missing there, for only so many rows are kept;
+    None allows no missing row.
     """
     found = [
         _match(a.astype(np.float64), b.astype(np.float64), confidence, cut)
@@ -65,7 +66,7 @@ def match_detections(
     )
 
 
-def _match(a: Array, b: Array, confidence: float, cut: float) -> DetectionMatch:
+def _match(a: Array, b: Array, confidence: float, cut: float | None) -> DetectionMatch:
     distance = np.abs(a[:, None, :4] - b[None, :, :4]).max(-1)
     sides = np.abs(a[:, 2:4] - a[:, :2]).max(-1)
     allowed = np.maximum(NEAR_PX, NEAR_SIDE * sides)[:, None]
@@ -93,8 +94,9 @@ def _match(a: Array, b: Array, confidence: float, cut: float) -> DetectionMatch:
     )
 
 
-def _missing(rows: Array, other: Array, confidence: float, cut: float) -> int:
+def _missing(rows: Array, other: Array, confidence: float, cut: float | None) -> int:
     """Rows without a partner that the other run should have."""
-    last = np.nanmin(other[:, 4], initial=np.inf)
-    counted = (rows[:, 4] >= confidence) & (rows[:, 4] > last + cut)
+    counted = rows[:, 4] >= confidence
+    if cut is not None:
+        counted &= rows[:, 4] > np.nanmin(other[:, 4], initial=np.inf) + cut
     return int((counted | ~np.isfinite(rows).all(-1)).sum())
