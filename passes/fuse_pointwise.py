@@ -67,7 +67,8 @@ class FusePointwise(Pass):
         kept_apart: candidates refused, each with a remark.
 
     Example:
-        // RUN: yolomlir-opt %s --split-input-file --target=sm_90 --yolo-fuse-pointwise | FileCheck %s
+        // RUN: yolomlir-opt %s --target=sm_90 --split-input-file --yolo-fuse-pointwise \
+        // RUN:   | FileCheck %s
 
         // CHECK-LABEL: func.func @main
         // CHECK-NOT: @conv2d
@@ -140,7 +141,7 @@ class FusePointwise(Pass):
 
     def _try_to_join(self, call: ir.Operation, graph: _Graph, target: Target) -> str | None:
         """Add a call to the chain that makes its input; why not, where that is worth a remark."""
-        if not graph.is_pointwise(call):
+        if not graph.is_pointwise(call) or not _is_stored(call.results[0], ()):
             return None
         latest = graph.latest_source(call)
         if latest is None or family_of(latest, graph.table) != naming.CONV2D:
@@ -263,8 +264,9 @@ class _Graph:
 
     def shape(self, chain: Sequence[ir.Operation]) -> ChainShape:
         """What a chain's tile depends on."""
-        from yolomlir.codegen.gpu.chain_tile import ChainShape
         from yolomlir.passes.assign_tiles import conv_shape
+
+        from yolomlir.codegen.gpu.chain_tile import ChainShape
 
         later = []
         for call in chain[1:]:

@@ -39,9 +39,9 @@ class Link:
 
 @dataclass(frozen=True)
 class ChainCase:
-    """A chain whose first stage reads `channels` of height x width; stored: stages that are results.
+    """A chain whose first stage reads `channels` of height x width.
 
-    Those of a chain's last stage always are.
+    stored: stages whose results the dispatch has; the last one's always is.
     """
 
     height: int
@@ -173,7 +173,7 @@ def chain_module(case: ChainCase) -> tuple[ir.Module, list[tuple[str, int, int]]
 def random_operands(
     case: ChainCase, roles: list[tuple[str, int, int]], seed: int
 ) -> list[np.ndarray]:
-    """Dense operands in the function's order: activations N x H x W x C, weights O x KH x KW x C."""
+    """Dense operands in the function's order: N x H x W x C, O x KH x KW x C, C."""
     rng = np.random.default_rng(seed)
     rows, columns = case.out_size
     found = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from yolomlir.bindings import func, ir
 from yolomlir.codegen.gpu import instructions, products
-from yolomlir.codegen.gpu.builder import TRUE, Buffer, Int, KernelBuilder, f32, guard
+from yolomlir.codegen.gpu.builder import TRUE, Buffer, Int, KernelBuilder, guard
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, match_chain
 from yolomlir.codegen.gpu.chain_store import ChainStore
 from yolomlir.codegen.gpu.chain_tile import (

@@ -135,17 +135,8 @@ def _stage(
     pointwise = (kernel_h, kernel_w) == (1, 1) and pair(root, "strides") == (1, 1)
     if not pointwise or shape(value) != (first.batch, first.out_h, first.out_w, channels):
         refuse(root, "has a later stage that is no 1x1 convolution of stride 1")
-    geometry = ConvShape(
-        first.batch,
-        first.out_h,
-        first.out_w,
-        channels,
-        first.out_h,
-        first.out_w,
-        out_channels,
-        1,
-        1,
-    )
+    size = (first.out_h, first.out_w)
+    geometry = ConvShape(first.batch, *size, channels, *size, out_channels, 1, 1)
     pieces = _pieces(root, value, stages, parameters, rounded)
     return Stage(geometry, number, epilogue, pieces, result)
 

@@ -77,10 +77,7 @@ class ChainStore:
                 source = self._k.arguments[number].buffer
                 for copy, exists in self._shares(part.n // width):
                     channel = self._rank * part.n + copy * width
-                    live = channel < channels if channels % part.n else TRUE
-                    live = (
-                        channel < channels if self._ragged(stage.shape.out_channels, part) else live
-                    )
+                    live = channel < channels if self._ragged(channels, part) else TRUE
                     with guard(exists):
                         instructions.copy_async(
                             shared, copy * width, source, channel, width, live=live

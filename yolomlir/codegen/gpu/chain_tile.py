@@ -158,8 +158,13 @@ def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = N
     return ChainPlan(tile, shape, stages, slot, slots, staging, inputs, floats)
 
 
+def part_of(channels: int, blocks: int) -> int:
+    """Channels of a block, a multiple of 8, where so many blocks divide a stage."""
+    return -(-channels // (8 * blocks)) * 8
+
+
 def _stage(tile: ChainTile, k: int, n: int) -> StagePlan:
-    part = -(-n // (8 * tile.cluster_n)) * 8
+    part = part_of(n, tile.cluster_n)
     block_k = 128
     while block_k > 8 and (4 * block_k * part > 1024 * tile.step_kib or block_k >= 2 * k):
         block_k //= 2
@@ -199,19 +204,20 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         return f"warps = {tile.warps} is not one of 2, 4, 8, 16"
     if tile.slots < 2 or tile.step_kib < 1:
         return "slots must be at least 2, step_kib at least 1"
-    if any((tile.cluster_n - 1) * 8 >= n for _, n in shape.sizes() if n > 8):
+    if any((tile.cluster_n - 1) * part_of(n, tile.cluster_n) >= n for _, n in shape.sizes()):
         return f"cluster_n = {tile.cluster_n} leaves a block without channels"
     p = plan(tile, shape)
     threads = 32 * tile.warps
     limit = _MAX_ACCUMULATORS // (2 if precision == "fp32" else 1) // (2 if threads > 256 else 1)
     instructions = copies = kept = 0
+    counted = 1 if precision == "tf32" else 3
     for index, stage in enumerate(p.stages):
         convolution = shape.stage(index)
         r, c = tile.block_m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
         if 4 * r * c > limit:
             return f"{4 * r * c} accumulators a thread; at most {limit}"
         count = sum(stage.products(step) for step in range(stage.steps))
-        instructions += r * c * count // stage.warps_k
+        instructions += counted * r * c * count // stage.warps_k
         rows, weights = p.loader_tile(index).copies(convolution)
         copies += stage.steps * (weights + (rows if index == 0 else 0))
         for vector in (convolution.source_vector, convolution.weight_vector):
@@ -263,6 +269,9 @@ _EPILOGUE = 350.0
 _CLUSTER_START = 500.0
 _EXCHANGE = 350.0
 """Cycles of a cluster's barrier after a stage, with its remote stores."""
+_ALONE = 600.0
+"""Cycles that a block loses which does not fit beside one of the kernel before or after: none of
+its weights arrive before that one ends."""
 _MMA_SYNC_PEAK = 640.0
 """Multiply-adds of TF32 a cycle and SM that `mma.sync` reaches where WGMMA is faster (sm_90)."""
 
@@ -298,19 +307,16 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
         issue = max(issue, count * products * (18 if r * c < 4 else 5 * r * c))
         tensor = sharing * tile.block_m * stage.n * k * products / peak
         elements = tile.block_m * stage.n / p.threads
-        epilogue = _EPILOGUE + elements * (14 + 2 * stage.warps_k) * max(
-            1.0, sharing * tile.warps / 8
-        )
+        queue = max(1.0, sharing * tile.warps / 8)
+        epilogue = _EPILOGUE + elements * (14 + 2 * stage.warps_k) * queue
         exchange = _EXCHANGE if tile.cluster_n > 1 and index < len(shape.later) else 0.0
         worked += max(issue, tensor) + stage.steps * _STEP + epilogue + exchange
     streamed = max(0.0, copied - ahead) * sharing / port
     first = min(copied, ahead) * sharing / port / 2  # half of it while the kernel before still runs
-    return (
-        waves
-        * (max(worked, _START + first + streamed) + 0.3 * min(worked, streamed))
-        / _CLOCK_HZ
-        * 1e6
-    )
+    cycles = max(worked, _START + first + streamed) + 0.3 * min(worked, streamed)
+    if 2 * (p.shared_bytes + 1024) > target.shared_memory_per_sm_bytes:
+        cycles += _ALONE
+    return waves * cycles / _CLOCK_HZ * 1e6
 
 
 @lru_cache(maxsize=1024)

@@ -235,8 +235,8 @@ def flags(tiles: ConvTiles) -> ConvTiles:
         differs = np.ones(len(tiles), np.bool_)
         if options["unroll"]:  # a loop whose every step has its buffer is unrolled anyway
             differs &= varied.k_tiles > varied.stages
-        if options["through_l1"] and tiles.shape.taps == 1:
-            differs &= False  # nothing is read twice by a block
+        if options["through_l1"] and (tiles.shape.taps == 1 or tiles.shape.source_vector == 0):
+            differs &= False  # nothing is read twice by a block, or not by asynchronous copies
         if options["staged"]:
             differs &= (varied.warps_k == 1) & (varied.cluster_k == 1)
         parts.append(varied.where(differs))
