@@ -235,6 +235,31 @@ def test_a_candidate_that_ends_the_compiler_is_found_and_left_out() -> None:
     assert {(r.tile, r.fault) for r in faults} == {(victim, "the compiler ended its process")}
 
 
+class _Alike(FakeBuilder):
+    """Machine code that depends on the block alone."""
+
+    def results(self, job: Job) -> list[Built]:
+        return [
+            dataclasses.replace(b, cubin=b.key.split(",warps_m")[0].encode())
+            for b in super().results(job)
+        ]
+
+
+def test_equal_machine_code_is_timed_once() -> None:
+    load = part(4)
+    measure, database = FakeMeasure(load), Database("sm_90", "Fake GPU")
+    run(load, measure=measure, builder=_Alike(), database=database)
+    quick = {(n, k.split(",warps_m")[0]) for n, k in measure.timed}
+    known = sum(len(times) for times in database.times.values())
+    assert len(quick) < known / 2  # far fewer codes than candidates
+    for times in database.times.values():
+        by_code: dict[str, set[float]] = {}
+        for record in times.values():
+            if not record.final:
+                by_code.setdefault(record.tile.split(",warps_m")[0], set()).add(record.us)
+        assert all(len(us) == 1 for us in by_code.values())
+
+
 class _Even(FakeMeasure):
     """All candidates within the noise of each other."""
 

@@ -8,6 +8,7 @@ on the function's own measurements, so that the order in which workers finish ch
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -200,6 +201,7 @@ class Tuner:
         self._budget, self._ahead = budget, ahead
         self.measured = 0
         self.built: dict[str, dict[str, Built]] = {}
+        self._codes: dict[object, str] = {}
         self._early: dict[str, list[Built]] = {}
         self.searches: dict[str, CaseSearch] = {}
         self._retried: set[tuple[str, tuple[str, ...]]] = set()
@@ -297,11 +299,22 @@ class Tuner:
                 logger.warning("%s: the default tile %s", search.case.name, fault)
             self._record(search, TimeRecord(search.key, built.key, fault=str(fault)))
             return
-        record = self._time(search, built, QUICK_SAMPLES)
+        record = self._same_code(search, built) or self._time(search, built, QUICK_SAMPLES)
         self._record(search, record)
         self.measured += 1
         if not record.fault:
             self._keep(search, built)
+
+    def _same_code(self, search: CaseSearch, built: Built) -> TimeRecord | None:
+        """The time of another candidate that became the same machine code; None where there is
+        none: options can make no difference for a shape."""
+        if not built.cubin:
+            return None
+        key = (built.function, hashlib.sha256(built.cubin).digest(), built.launch)
+        other = search.times.get(self._codes.setdefault(key, built.key))
+        if other is None or other.tile == built.key or other.fault:
+            return None
+        return dataclasses.replace(other, tile=built.key, final=False)
 
     def _time(self, search: CaseSearch, built: Built, samples: int) -> TimeRecord:
         def measure() -> Timing:
