@@ -119,17 +119,31 @@ def test_tiles_of_other_machines(case, change, monkeypatch) -> None:
     check(got, y + bias, (c * k * k + 2) * EPSILON * (size + abs(bias)))
 
 
-def test_convolution_without_bias() -> None:
+@pytest.mark.parametrize("out", [16, 21])
+def test_convolution_without_bias(out: int) -> None:
     rng = np.random.default_rng(0)
-    x, weight = f32(rng, 1, 6, 10, 8), f32(rng, 16, 8, 3, 3)
+    x, weight = f32(rng, 1, 6, 10, 8), f32(rng, out, 8, 3, 3)
     y, size = conv_reference(x, weight, (1, 1), (1, 1, 1, 1))
     got = run_dispatch(
         lambda a, b: yolo.conv2d(a, b, padding=(1, 1, 1, 1)),
-        [image(1, 8, 6, 10), filters(16, 8, 3, 3, Layout.HWIO)],
+        [image(1, 8, 6, 10), filters(out, 8, 3, 3, Layout.HWIO)],
         [("x", x), ("w", physical_weight(weight, Layout.HWIO))],
         y.shape,
     )
     check(got, y, 74 * EPSILON * size)
+
+
+def test_several_sources_without_bias() -> None:
+    rng = np.random.default_rng(0)
+    a, b, weight = f32(rng, 1, 4, 10, 3), f32(rng, 1, 4, 10, 5), f32(rng, 16, 8, 1, 1)
+    y, size = conv_reference(np.concatenate([a, b], 3), weight, (1, 1), (0, 0, 0, 0))
+    got = run_dispatch(
+        lambda p, q, w: yolo.conv2d(yolo.concat([p, q]), w),
+        [image(1, 3, 4, 10), image(1, 5, 4, 10), filters(16, 8, 1, 1, Layout.HWIO)],
+        [("x", a), ("x", b), ("w", physical_weight(weight, Layout.HWIO))],
+        y.shape,
+    )
+    check(got, y, 10 * EPSILON * size)
 
 
 @pytest.mark.parametrize("shape", [(1, 20, 20, 80), (2, 5, 7, 3), (1, 1, 11, 24), (1, 6, 4, 83)])

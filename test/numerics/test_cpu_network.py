@@ -84,7 +84,6 @@ def test_bytes_and_floats_give_the_same() -> None:
     matched(from_bytes, from_floats)
 
 
-@pytest.mark.slow
 def test_the_seeded_network_equals_its_stored_rows() -> None:
     folder = os.environ.get("YOLOMLIR_TEST_REFERENCE")
     if not folder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from yolomlir.bindings import arith, ir, linalg, memref, tensor
-from yolomlir.codegen.cpu.channels import split_ragged_channels
+from yolomlir.codegen.cpu.channels import DENSE, DEPTHWISE, split_ragged_channels
 from yolomlir.codegen.cpu.isa import Isa
 from yolomlir.dialects import yolo
 
@@ -15,6 +15,7 @@ _WEIGHT_INPUTS = 2
 def prepare(module: ir.Module, isa: Isa) -> None:
     """Every rewrite of this file, and the split of ragged channels."""
     _own_fills(module)
+    _add_epilogues(module)
     split_ragged_channels(module, isa)
     _pad_before_converting(module)
     _split_sources(module)
@@ -37,6 +38,47 @@ def _own_fills(module: ir.Module) -> None:
             for index, operand in enumerate(user.operands):
                 if operand == fill.results[0]:
                     user.operands[index] = own.results[0]
+
+
+def _add_epilogues(module: ir.Module) -> None:
+    """A convolution that no elementwise op follows gets a copy for its epilogue: one schedule."""
+    for conv in list(yolo.ops_in(module, "linalg.")):
+        if conv.name not in (DENSE, DEPTHWISE):
+            continue
+        result = conv.results[0]
+        following = list(result.uses)
+        if len(following) == 1 and _is_epilogue(following[0].owner.operation, result):
+            continue
+        type_ = ir.RankedTensorType(result.type)
+        same = ir.AffineMapAttr.get(ir.AffineMap.get_identity(4))
+        kinds = [ir.Attribute.parse("#linalg.iterator_type<parallel>")] * 4
+        with ir.InsertionPoint.after(conv), conv.location:
+            empty = _value(tensor.empty(list(type_.shape), type_.element_type))
+            copy = ir.Operation.create(
+                "linalg.generic",
+                results=[type_],
+                operands=[result, empty],
+                attributes={
+                    "indexing_maps": ir.ArrayAttr.get([same, same]),
+                    "iterator_types": ir.ArrayAttr.get(kinds),
+                    "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1]),
+                },
+                regions=1,
+            )
+            block = copy.regions[0].blocks.append(*[type_.element_type] * 2)
+        with ir.InsertionPoint(block), conv.location:
+            linalg.YieldOp([block.arguments[0]])
+        for use in following:
+            use.owner.operands[use.operand_number] = copy.results[0]
+
+
+def _is_epilogue(op: ir.Operation, result: ir.Value) -> bool:
+    """Whether an op is elementwise over a convolution's result."""
+    if op.name != "linalg.generic" or "reduction" in str(op.attributes["iterator_types"]):
+        return False
+    return list(ir.RankedTensorType(op.results[0].type).shape) == list(
+        ir.RankedTensorType(result.type).shape
+    )
 
 
 def _pad_before_converting(module: ir.Module) -> None:

@@ -26,6 +26,8 @@ POOL = "linalg.pooling_nhwc_max"
 _READS = ("tensor.expand_shape", "bufferization.to_tensor")
 _PITCH = re.compile(r"strided<\[(\d+), 1\]>")
 """The pitch in the type of an operand's memory."""
+_CHANNELS_OUTERMOST = [0, 3, 1, 2]
+"""The order of a block's loops N, H, W, C: one panel of weights for all pixels of the block."""
 _WINDOWS = (CONV, DEPTHWISE, POOL)
 
 
@@ -89,6 +91,11 @@ class Script:
             f": ({_HANDLE}, {_HANDLE}) -> ({_HANDLE}, {_HANDLE})"
         )
         return op, new
+
+    def vectorize_steps(self, window: str, reductions: int) -> None:
+        """Loops over a window op's reduction: height and width of the window, input channels."""
+        step, _ = self.loops(window, [0, 0, 0, 0, *[1] * reductions])
+        self.vectorize(self.decompose(step))
 
     def decompose(self, target: str) -> str:
         """A 2-D window op whose other window dimension is 1 as its 1-D form."""
@@ -321,7 +328,28 @@ def _input_bytes(group: _Group) -> tuple[int, int, int]:
 
 def _schedule_window(script: Script, group: _Group, isa: Isa) -> None:
     """Blocks of rows; in a block, register tiles whose sums live through the whole reduction."""
-    batch, height, width, channels = shape_of(group.root.results[0])
+    _, _, width, channels = shape_of(group.root.results[0])
+    tile = _register_tile(group, width, channels, isa)
+    block, loop = script.forall(script.match(_tag_of(group.root)), _block_tile(group, tile, isa))
+    windows = []
+    for window in reversed(group.windows if group.epilogue else ()):
+        op, loop = script.fuse(script.match(_tag_of(window)), loop)
+        windows.append(op)
+    fill = None
+    if group.fill is not None:
+        fill, loop = script.fuse(script.match(_tag_of(group.fill)), loop)
+    for producer in group.producers:
+        _, loop = script.fuse(script.match(_tag_of(producer)), loop)
+    if group.epilogue:
+        reductions = 3 if group.windows[0].name == CONV else 2
+        _schedule_registers(script, block, windows, fill, tile, reductions=reductions)
+    else:
+        _schedule_pool(script, block, tile)
+
+
+def _block_tile(group: _Group, tile: tiles.RegisterTile, isa: Isa) -> list[int]:
+    """Tile sizes of the blocks: some rows of an image; parts of the channels where rows are few."""
+    batch, height, _, channels = shape_of(group.root.results[0])
     row_bytes, stride, halo = _input_bytes(group)
     blocks = tiles.wanted_blocks(isa)
     rows = tiles.rows_per_block(
@@ -329,42 +357,39 @@ def _schedule_window(script: Script, group: _Group, isa: Isa) -> None:
     )
     if any(rows % _upsampling(p) for p in group.producers):
         rows = 1
-    tile = _register_tile(group, width, channels, isa)
     missing = -(-blocks * rows // (batch * height))
     part = tiles.channels_per_block(channels, tile, missing)
-    across = part if part < channels else 0
-    block, loop = script.forall(script.match(_tag_of(group.root)), [1, rows, 0, across])
+    return [1, rows, 0, part if part < channels else 0]
+
+
+def _schedule_registers(
+    script: Script,
+    epilogue: str,
+    windows: Sequence[str],
+    fill: str | None,
+    tile: tiles.RegisterTile,
+    *,
+    reductions: int,
+) -> None:
+    """Register tiles of the epilogue, with the windows (the last first) and the fill fused in."""
+    tiled, loop = script.loops(epilogue, [0, 1, tile.pixels, tile.channels], _CHANNELS_OUTERMOST)
     inner = []
-    for window in reversed(group.windows if group.epilogue else group.windows[:-1]):
-        op, loop = script.fuse(script.match(_tag_of(window)), loop)
-        inner.append(op)
-    fill = None
-    if group.fill is not None:
-        fill, loop = script.fuse(script.match(_tag_of(group.fill)), loop)
-    for producer in group.producers:
-        _, loop = script.fuse(script.match(_tag_of(producer)), loop)
-    sizes = [0, 1, tile.pixels, tile.channels]
-    order = [0, 3, 1, 2]
-    if group.epilogue:
-        epilogue, loop = script.loops(block, sizes, order)
-        windows = []
-    else:
-        count = 7 if group.windows[-1].name == CONV else 6
-        padded = [*sizes, *[0] * (count - 4)]
-        window, loop = script.loops(block, padded, [*order, *range(4, count)])
-        windows = [window]
-    for op in inner:
-        fused, loop = script.fuse(op, loop)
-        windows.append(fused)
-    if fill is not None and group.epilogue:
-        fill, loop = script.fuse(fill, loop)
-        script.vectorize(fill)
     for window in windows:
-        reduction = [0, 0, 0, 0, 1, 1, 1] if group.windows[-1].name == CONV else [0, 0, 0, 0, 1, 1]
-        step, _ = script.loops(window, reduction)
-        script.vectorize(script.decompose(step))
-    if group.epilogue:
-        script.vectorize(epilogue)
+        op, loop = script.fuse(window, loop)
+        inner.append(op)
+    if fill is not None:
+        start, _ = script.fuse(fill, loop)
+        script.vectorize(start)
+    for op in inner:
+        script.vectorize_steps(op, reductions)
+    script.vectorize(tiled)
+
+
+def _schedule_pool(script: Script, block: str, tile: tiles.RegisterTile) -> None:
+    """Register tiles of a window op that nothing follows; the block's fill stays in memory."""
+    sizes = [0, 1, tile.pixels, tile.channels, 0, 0]
+    window, _ = script.loops(block, sizes, [*_CHANNELS_OUTERMOST, 4, 5])
+    script.vectorize_steps(window, reductions=2)
 
 
 def _pixel_bytes(window: ir.Operation) -> int:
