@@ -68,12 +68,11 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.seconds <= 600:
         raise UserError(f"--seconds {args.seconds}: expected more than 0 and at most 600")
     check_writable(args.json, args.markdown, args.plot)
-    ours, graph = _ours(args)
-    info = ours[0].artifact.info if ours[0].artifact else None
-    if info is None:
-        raise UserError("nothing was compiled")
-    target = next(iter(ours[0].artifact.programs)) if ours[0].artifact else "cpu"
-    device = target_named(target).kind.replace("gpu", "cuda")
+    others = [] if args.against == ["none"] else args.against
+    candidates_named(others, "cpu", "fp32")  # unknown names are refused before the compile
+    ours, graph, artifact = _ours(args)
+    info, (target,) = artifact.info, list(artifact.programs)[:1]
+    device = "cpu" if target == "cpu" else "cuda"
     problem = Problem(
         folder="",
         height=info.height,
@@ -84,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
         device=device,
         precision=info.precision,
     )
-    others = [] if args.against == ["none"] else args.against
     with progress_bar() as progress:
         result = benchmark(
             [*ours, *candidates_named(others, device, info.precision)],
@@ -109,23 +107,28 @@ def _report(args: argparse.Namespace, result: BenchmarkResult) -> None:
         plot(result, args.plot)
 
 
-def _ours(args: argparse.Namespace) -> tuple[list[Candidate], Graph]:
-    """The model compiled for every precision of its target, and the network with weights."""
+def _ours(args: argparse.Namespace) -> tuple[list[Candidate], Graph, Artifact]:
+    """The model compiled for every precision of its target, the network with weights, and one."""
     path = resolve_weights(args.model)
     if Path(path).suffix == SUFFIX:
         artifact = Artifact.load(path)
-        target = next(iter(artifact.programs))
-        graph = graph_of_program(artifact.programs[target], artifact.info)
-        return [Candidate(OURS, artifact.info.precision, artifact)], graph
+        program = next(iter(artifact.programs.values()))
+        ours = Candidate(OURS, artifact.info.precision, artifact)
+        return [ours], graph_of_program(program, artifact.info), artifact
     checkpoint = load_checkpoint(path)
     target = device_target(args.device)
     target = native_target() if target == "native" else target
-    precisions = PRECISIONS[target_named(target).kind]
-    chosen = (args.precision,) if args.precision else precisions
-    return [_compile(path, args, target, p) for p in chosen], graph_of(checkpoint)
+    precisions = (args.precision,) if args.precision else PRECISIONS[target_named(target).kind]
+    artifacts = {p: _compile(path, args, target, p) for p in precisions}
+    notes = "" if args.no_cache else "built with what the caches had; --no-cache builds anew"
+    candidates = [Candidate(OURS, p, a, seconds, notes) for p, (a, seconds) in artifacts.items()]
+    return candidates, graph_of(checkpoint), artifacts[precisions[0]][0]
 
 
-def _compile(path: Any, args: argparse.Namespace, target: str, precision: str) -> Candidate:
+def _compile(
+    path: Any, args: argparse.Namespace, target: str, precision: str
+) -> tuple[Artifact, float]:
+    """What is compiled, and in how many seconds."""
     height, width = args.imgsz or (640, 640)
     options = CompileOptions(
         target=target,
@@ -138,9 +141,7 @@ def _compile(path: Any, args: argparse.Namespace, target: str, precision: str) -
     with progress_bar() as progress:
         start = time.perf_counter()
         artifact = compile_artifact(path, options, cache=not args.no_cache, progress=progress)
-        seconds = time.perf_counter() - start
-    notes = "" if args.no_cache else "built with what the caches had; --no-cache builds anew"
-    return Candidate(OURS, precision, artifact, seconds, notes)
+        return artifact, time.perf_counter() - start
 
 
 def _image(source: str | None, size: tuple[int, int], batch: int) -> np.ndarray[Any, Any]:
