@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from yolomlir.autotune.workload import Case, Workload
 from yolomlir.codegen.build_plan import ITEM_BYTES
 from yolomlir.diagnostics import UserError
 from yolomlir.runtime.plan import Step, View
+from yolomlir.target import target_named
 
 GPUS = {"rtx5070": "sm_120", "h200": "sm_90", "rtx4090": "sm_89", "rtx3090": "sm_86",
         "a100": "sm_80"}  # fmt: skip
@@ -25,6 +27,8 @@ NAMES = {
     "rtx4090": "NVIDIA GeForce RTX 4090", "rtx3090": "NVIDIA GeForce RTX 3090",
     "a100": "NVIDIA A100",
 }  # fmt: skip
+_MEASURED = "sm_90"
+"""The target whose table is measured."""
 _TF32_SHARE = 0.5
 """Of the tensor cores' rate that attention's short products reach."""
 
@@ -64,7 +68,7 @@ def predict(workload: Workload) -> Prediction:
     by_case = {}
     for name, case in workload.cases.items():
         tile = _tile(workload, name)
-        by_case[name] = (space.key_of(tile), _time(case.problem, tile, case.steps[0]))
+        by_case[name] = (space.key_of(tile), _time(case, workload.precision, tile))
     steps = []
     for step in workload.plan.steps:
         family = workload.cases[step.kernel].problem.family
@@ -151,16 +155,25 @@ _TRIES = 8
 # ---- one launch ---------------------------------------------------------------------------------
 
 
-def _time(problem: Problem, tile: Tile, step: Step) -> float:
-    """Microseconds. Convolutions by the model; the others as the slower of arithmetic and bytes
-    from L2, after the same start and epilogue that a convolution has."""
+def _time(case: Case, precision: str, tile: Tile) -> float:
+    """Microseconds. Convolutions by the model; the others by a roofline, times what its result was
+    off by where the same function has been measured, on the GPU of the measured table."""
     constants = shipped_calibration().constants
+    problem, step = case.problem, case.steps[0]
     if problem.family == "conv2d":
         return space.predicted_us(problem, [tile], constants)[0]
-    return _roofline(problem, step, constants)
+    us = _roofline(problem, step, constants)
+    measured = tables.shipped(_MEASURED)
+    entry = measured.find(precision, case.signature) if measured else None
+    if entry is None:
+        return us
+    there = dataclasses.replace(problem, target=target_named(_MEASURED))
+    return us * entry.us / _roofline(there, step, constants)
 
 
 def _roofline(problem: Problem, step: Step, constants: Constants) -> float:
+    """The slower of arithmetic and bytes from L2, after what a convolution's start and epilogue
+    take."""
     device = Device.of(problem.target)
     sms = device.multiprocessors * device.clock_hz
     if problem.family == "attention":
@@ -169,8 +182,6 @@ def _roofline(problem: Problem, step: Step, constants: Constants) -> float:
         rate = problem.target.fp32_tflops * 1e12
     seconds = max(flops(problem) / rate, moved(step) / (constants.l2_bytes * sms))
     fixed = constants.start + constants.epilogue + constants.latency
-    if problem.family == "detect":  # two selections of several passes, by one block at the end
-        fixed += 16 * constants.latency
     return 1e6 * (seconds + fixed / device.clock_hz)
 
 
