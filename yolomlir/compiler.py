@@ -36,7 +36,7 @@ class CompileOptions:
 
     precision: None takes the target's default. height, width: pixels, multiples of 32. max_det:
     most rows an image. input_dtype: `uint8` or `float32` images, N, H, W, 3. level: optimisation,
-    0 to 2.
+    0 to 3.
     """
 
     target: str = "cpu"
@@ -61,7 +61,8 @@ class CompileOptions:
         if self.max_det > anchors and self.max_det != CompileOptions.max_det:
             raise UserError(
                 f"max_det is {self.max_det}; a {self.height}x{self.width} image has only "
-                f"{anchors} candidate boxes"
+                f"{anchors} candidate boxes",
+                hint=f"at most {anchors}, or larger images",
             )
         if self.input_dtype not in ("uint8", "float32"):
             raise UserError(f"input_dtype is '{self.input_dtype}'; expected uint8 or float32")

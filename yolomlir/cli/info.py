@@ -122,11 +122,15 @@ def machine_facts() -> dict[str, Any]:
 def checkpoint_facts(path: Path) -> dict[str, Any]:
     """What a checkpoint holds. Raises UserError for one that is not YOLO26 detection."""
     from yolomlir.frontend.checkpoint import load_checkpoint
-    from yolomlir.frontend.matching import infer_architecture
+    from yolomlir.frontend.matching import check_weights, infer_architecture
     from yolomlir.frontend.names import class_names
+    from yolomlir.frontend.network import SCALES, parameters
 
     checkpoint = load_checkpoint(path)
     architecture = infer_architecture(checkpoint)
+    size = SCALES[architecture.scale]
+    expected = parameters(size, architecture.classes, fused=architecture.fused)
+    check_weights(checkpoint, expected, architecture)
     return {
         "file": str(path),
         "model": f"yolo26{architecture.scale}",

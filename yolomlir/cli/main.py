@@ -28,7 +28,7 @@ COMMANDS = {
     "compare": "compare two runs, layer by layer, and name the first that differs",
     "val": "score a model on annotated images by the COCO protocol",
     "tune": "find the fastest tiles for this GPU",
-    "cache": "list, clear or export what is kept on disk",
+    "cache": "list, clear or export what is cached",
 }
 """Every subcommand, `yolomlir/cli/NAME.py`, and what it is for."""
 

@@ -166,7 +166,7 @@ def _unreadable(sources: list[str]) -> list[UserError]:
             continue
         try:
             if not any(os.path.lexists(path) for path in list_files(source)):
-                errors.append(SourceError(source, "no such file"))
+                errors.append(SourceError(source, "no such file", hint="check the path"))
         except (SourceError, OSError) as error:
             errors.append(error if isinstance(error, UserError) else _os_error(error, source))
     return errors

@@ -22,14 +22,17 @@ _PIPE_WIDTH = 1000
 
 @contextmanager
 def progress_bar(*, quiet: bool = False) -> Iterator[ProgressCallback]:
-    """A callback that draws one bar a stage; bars vanish when the block ends."""
+    """A callback that draws one bar a stage; bars vanish when the block ends.
+
+    Nothing is drawn where standard error is no terminal: a log is no place for bars.
+    """
     with ExitStack() as stack:
         bars: Any = None
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int) -> None:
             nonlocal bars
-            if quiet:
+            if quiet or not sys.stderr.isatty():
                 return
             if bars is None:
                 bars = stack.enter_context(_bars())

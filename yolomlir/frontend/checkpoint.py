@@ -56,7 +56,8 @@ def _first_bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise UserError("no such file", where=path, hint="give the path of a checkpoint") from None
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=path) from error
+        message = f"cannot be read: {error.strerror}"
+        raise UserError(message, where=path, hint="give a .safetensors or .pt file") from error
     if not head:
         raise UserError("the file is empty", where=path, hint="download or export it again")
     return head

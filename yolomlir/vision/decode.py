@@ -74,7 +74,8 @@ def _decode(file: str | io.BytesIO, name: object) -> Pixels:
     except PermissionError as error:
         raise SourceError(name, "no permission to read it") from error
     except UnidentifiedImageError as error:
-        raise SourceError(name, "not a picture in a format that Pillow reads") from error
+        message = "not a picture in a format that Pillow reads"
+        raise SourceError(name, message, hint="JPEG, PNG, WebP, TIFF and others are") from error
     except MemoryError as error:
         raise SourceError(name, "not enough memory to decode it") from error
     except Exception as error:
