@@ -61,8 +61,15 @@ class FakeMeasure:
         self.wrong: set[str] = set()
         self.broken: set[str] = set()
         self.networks = 0
+        self._known: dict[tuple[str, str], float] = {}
 
     def us(self, case: Case, key: str) -> float:
+        """Microseconds of a candidate, always the same."""
+        if (case.name, key) not in self._known:
+            self._known[case.name, key] = self._us(case, key)
+        return self._known[case.name, key]
+
+    def _us(self, case: Case, key: str) -> float:
         problem = case.problem
         noise = 1 + 0.1 * unit(case.name, key)
         if problem.family != "conv2d":

@@ -21,7 +21,7 @@ from yolomlir.autotune.session import TuningResult, tune
 from yolomlir.autotune.workload import Workload
 from yolomlir.diagnostics import InternalError, UserError
 
-FEW = Plan(first=4, random=2, batch=4, patience=1, most=16)
+FEW = Plan(first=4, random=2, batch=4, patience=1, most=16, rounds=1)
 
 
 def run(
@@ -55,7 +55,7 @@ def tiles(result: TuningResult) -> dict[str, str]:
 def test_it_finds_much_of_what_there_is_to_find() -> None:
     load = part(8)
     measure = FakeMeasure(load)
-    result = run(load, measure=measure, plan=Plan())
+    result = run(load, measure=measure, plan=Plan(rounds=1))
     assert {r.function for r in result.rows} == set(load.cases)
     for row in result.rows:
         case = load.cases[row.function]
@@ -117,6 +117,22 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert tiles(result) == tiles(expected)
     # Every function's reference may be measured again, and the line that was lost.
     assert len(rest.timed) <= len(whole.timed) - 40 + len(load.cases) + 1
+
+
+def test_with_time_left_it_searches_further_until_that_brings_nothing() -> None:
+    load = part(8)
+    measures = {rounds: FakeMeasure(load) for rounds in (1, 2, 8)}
+    results = {
+        rounds: run(load, measure=measure, plan=dataclasses.replace(FEW, rounds=rounds))
+        for rounds, measure in measures.items()
+    }
+    sums = {rounds: sum(r.us for r in result.rows) for rounds, result in results.items()}
+    assert sums[2] < sums[1]
+    assert sums[8] <= sums[2] * (1 + NOISE)  # ties go by name
+    most = {rounds: max(r.candidates for r in result.rows) for rounds, result in results.items()}
+    assert most[1] <= 16 + 1
+    assert most[2] <= 24 + 1
+    assert most[8] < 16 + 7 * 8  # it saw that nothing more came
 
 
 def test_it_stops_when_the_time_is_up() -> None:

@@ -32,8 +32,10 @@ T = TypeVar("T")
 NOISE = 0.01
 """Relative difference under which two times count as equal."""
 QUICK_SAMPLES, FINAL_SAMPLES = 5, 9
-FINALISTS = 3
+FINALISTS = 4
 """Candidates that are measured again, in turns, at the end."""
+ROUND_GAIN = 0.005
+"""Relative gain over all functions from which it pays to search further, while there is time."""
 HOPELESS = 1.3
 """A candidate so many times slower than the fastest is no start for further ones."""
 
@@ -42,13 +44,15 @@ HOPELESS = 1.3
 class Plan:
     """How far a search goes. first, random: candidates of the first batch by the model and at
     random. batch: of the later ones. patience: batches in a row that bring no gain. most:
-    candidates of a function."""
+    candidates of a function, half as many more in each further round. rounds: how often, while
+    there is time, searches that were done are taken up again."""
 
     first: int = 10
     random: int = 3
     batch: int = 8
     patience: int = 2
     most: int = 64
+    rounds: int = 4
 
 
 @dataclass
@@ -65,6 +69,7 @@ class CaseSearch:
     best_before: float = float("inf")
     waiting: int = 0
     done: bool = False
+    extra: int = 0
 
     def __post_init__(self) -> None:
         self.default_key = space.key_of(space.default(self.case.problem))
@@ -101,7 +106,8 @@ class CaseSearch:
 
     def finalists(self) -> list[str]:
         """What is measured again at the end: the fastest, and the default tile."""
-        return list(dict.fromkeys([*self.fastest()[:FINALISTS], self.default_key]))
+        good = sorted((r.us, r.tile) for r in self.times.values() if not r.fault)
+        return list(dict.fromkeys([*(tile for _, tile in good[:FINALISTS]), self.default_key]))
 
     def next_batch(self) -> list[str]:
         """Keys to build and measure now; empty (and `done`) when the search is over.
@@ -113,13 +119,18 @@ class CaseSearch:
         gained = self.best_us < self.best_before * (1 - NOISE)
         self.without_gain = 0 if gained else self.without_gain + 1
         self.best_before = min(self.best_before, self.best_us)
-        room = self.plan.most - len(self.asked)
+        room = self.plan.most + self.extra - len(self.asked)
         if self.without_gain > self.plan.patience or room <= 0 or self.best_us == float("inf"):
             self.done = True
             return []
         batch = self._ask(self._following(), min(self.plan.batch, room))
         self.done = not batch
         return batch
+
+    def reopen(self) -> None:
+        """Go on with a search that was done: there is time for more candidates."""
+        self.done, self.without_gain = False, 0
+        self.extra += self.plan.most // 2
 
     def _ask(self, keys: list[str], count: int) -> list[str]:
         """The first of the keys; those that an earlier run measured are not asked for again."""
@@ -199,6 +210,7 @@ class Tuner:
         self._workload, self._builder, self._measure = workload, builder, measure
         self._database, self._report, self._clock = database, report, clock
         self._budget, self._ahead = budget, ahead
+        self._rounds = (plan or Plan()).rounds
         self.measured = 0
         self.built: dict[str, dict[str, Built]] = {}
         self._codes: dict[object, str] = {}
@@ -214,13 +226,26 @@ class Tuner:
     # ---- the loop ---------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Search until every function is done or the time is up."""
+        """Search until nothing more is found or the time is up."""
         self._end = self._clock() + self._budget
-        queue: list[Job] = []
-        running: dict[Future[list[Built]], Job] = {}
-        for search in self._active():
+        active = self._active()
+        for search in active:
             self._record_case(search)
-            queue += self._advance(search)
+        before = float("inf")
+        for number in range(self._rounds if active else 0):
+            if number:
+                for search in active:
+                    search.reopen()
+            self._round(active)
+            after = sum(s.share for s in active)
+            if after > before * (1 - ROUND_GAIN) or self._clock() >= self._end:
+                break
+            before = after
+
+    def _round(self, active: list[CaseSearch]) -> None:
+        """Search until every function is done or the time is up."""
+        queue = [job for search in active for job in self._advance(search)]
+        running: dict[Future[list[Built]], Job] = {}
         try:
             while (queue or running) and self._clock() < self._end:
                 queue.sort(key=self._priority)

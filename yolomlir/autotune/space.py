@@ -138,7 +138,7 @@ def ranked(problem: Problem, constants: Constants = DEFAULT, count: int = 512) -
         return ()
     us = predict_us(Features.of(tiles, precision), device, constants)
     tiles, us = _with_flags(tiles.where(np.argsort(us, kind="stable")[:count]), problem, constants)
-    order = [int(row) for row in np.argsort(us, kind="stable")[: 4 * count]]
+    order = [int(row) for row in np.argsort(us, kind="stable")[: 2 * count]]
     return tuple(tiles.tile(row) for row in _varied(tiles, order)[:count])
 
 
