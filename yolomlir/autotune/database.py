@@ -9,7 +9,6 @@ another version of the compiler are counted, reported once, and left out.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import os
@@ -227,15 +226,3 @@ def databases(target: str | None = None) -> Iterator[Database]:
         found_target, device = str(header.get("target")), str(header.get("device"))
         if target in (None, found_target):
             yield Database.open(found_target, device, path)
-
-
-def content_digest(target: str) -> str:
-    """Of all winners for a target: artifacts compiled with others are no longer what one gets."""
-    digest = hashlib.sha256()
-    where = folder()
-    for path in sorted(where.glob(f"{target}-*{SUFFIX}")) if where.is_dir() else []:
-        with path.open("rb") as file:
-            for line in file:
-                if b'"winner"' in line:
-                    digest.update(line)
-    return digest.hexdigest()[:16]

@@ -71,6 +71,11 @@ def predict(workload: Workload) -> Prediction:
         by_case[name] = (space.key_of(tile), _time(case, workload.precision, tile))
     steps = []
     for step in workload.plan.steps:
+        if step.kernel not in by_case:
+            raise UserError(
+                f"no model of kernel '{step.kernel}'", where=step.layer,
+                hint="predict a compile at optimisation level 2",
+            )  # fmt: skip
         family = workload.cases[step.kernel].problem.family
         key, us = by_case[step.kernel]
         problem = workload.cases[step.kernel].problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from yolomlir.autotune import signature
@@ -15,13 +16,15 @@ from yolomlir.frontend.weights import WeightStore
 from yolomlir.runtime.plan import Plan, Step
 from yolomlir.target import Target, target_named
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Case:
     """One function to tune.
 
-    text: of the function at the linalg level, without locations and tile. yolo_digest, key: see
-    `signature`; key is completed by the measuring device. steps: the plan's launches of it.
+    text: of the function at the linalg level, without locations and tile. yolo_text, signature: of
+    it at the `yolo` level (see `signature.py`). steps: the plan's launches of it.
     """
 
     name: str
@@ -82,8 +85,11 @@ def collect(
         workload = Workload(target, str(options.precision), imported.scale, plan, imported.weights)
         for name, function in _functions(module).items():
             steps = tuple(s for s in plan.steps if s.kernel == name)
-            if _wanted(steps, layers):
-                workload.cases[name] = _case(function, name, named[name], steps, workload)
+            if not _wanted(steps, layers):
+                continue
+            case = _case(function, name, named[name], steps, workload)
+            if case is not None:
+                workload.cases[name] = case
     if not workload.cases:
         known = ", ".join(s.layer for s in plan.steps[:4])
         raise UserError(f"no kernel belongs to {', '.join(layers or [])}", hint=f"such as {known}")
@@ -108,12 +114,14 @@ def _case(
     described: tuple[str, str],
     steps: tuple[Step, ...],
     workload: Workload,
-) -> Case:
+) -> Case | None:
+    """None for a family whose tiles nobody has listed: its kernels keep their defaults."""
     if "yolo.tile" in function.attributes:
         del function.attributes["yolo.tile"]
     try:
         problem = problem_of(function, workload.target, workload.precision)
     except UnsupportedError as error:
-        raise UserError(str(error), where=steps[0].layer) from error
+        logger.info("%s is not tuned: %s", name, error)
+        return None
     text = str(function.get_asm(use_local_scope=True, enable_debug_info=False))
     return Case(name, text, described[0], described[1], problem, steps)
