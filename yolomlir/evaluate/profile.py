@@ -265,7 +265,7 @@ def _assemble(model: Model, measured: _Measured, count: int) -> Profile:
             step.layer,
             step.kernel,
             known.family,
-            summarize(times[:, index]),
+            summarize(times[:, index].tolist()),
             _flops(step, known, graph),
             _bytes(step, program),
             float(measured.begins[typical, index]),

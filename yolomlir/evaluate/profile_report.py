@@ -70,14 +70,22 @@ def group_rows(found: Profile, key: Callable[[KernelProfile], str]) -> list[list
     for kernel in found.kernels:
         groups[key(kernel)].append(kernel)
     whole = sum(k.times.median for k in found.kernels)
-    table = []
+    table: list[tuple[float, str, int, float, float]] = []
     for name, kernels in groups.items():
         us = sum(k.times.median for k in kernels)
-        rates = (sum(k.flops for k in kernels), sum(k.bytes for k in kernels))
-        table.append((us, name, len(kernels), *(r / us / 1e3 if us else 0.0 for r in rates)))
+        flops, size = (sum(k.flops for k in kernels), sum(k.bytes for k in kernels))
+        rates = (flops / us / 1e3, size / us / 1e3) if us else (0.0, 0.0)
+        table.append((us, name, len(kernels), *rates))
     return [
-        [name, str(count), f"{us:.1f}", f"{100 * us / whole:.1f}%", f"{flops:.1f}", f"{size:.1f}"]
-        for us, name, count, flops, size in sorted(table, reverse=True)
+        [
+            name,
+            str(count),
+            f"{us:.1f}",
+            f"{100 * us / whole:.1f}%",
+            f"{gflops:.1f}",
+            f"{gbytes:.1f}",
+        ]
+        for us, name, count, gflops, gbytes in sorted(table, reverse=True)
     ]
 
 

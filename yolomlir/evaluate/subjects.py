@@ -122,7 +122,8 @@ class TorchSubject:
 
 def float_images(images: NDArray[np.uint8]) -> NDArray[np.float32]:
     """[N, H, W, 3] pixels as [N, 3, H, W] in 0..1, what other runtimes are given."""
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2), np.float32) / np.float32(255)
+    pixels = np.ascontiguousarray(images.transpose(0, 3, 1, 2), np.float32)
+    return np.asarray(pixels / 255, np.float32)
 
 
 def program_structure(model: Model) -> Graph:

@@ -35,7 +35,7 @@ def run_layers(module: Any, image: Any) -> tuple[Any, dict[str, Any]]:
     """The module's result and every layer's value by its name, as numpy arrays."""
     values: dict[str, Any] = {}
 
-    class Recorder(fx.Interpreter):
+    class Recorder(fx.Interpreter):  # type: ignore[misc, unused-ignore]
         def run_node(self, n: fx.Node) -> Any:
             value = super().run_node(n)
             if isinstance(value, torch.Tensor) and "layer" in n.meta:
@@ -101,11 +101,11 @@ class _Builder:
         weight, bias = self.graph.weights[node.name]
         with torch.no_grad():
             module.weight.copy_(torch.from_numpy(weight))
-            module.bias.copy_(torch.from_numpy(bias))  # type: ignore[union-attr]
+            module.bias.copy_(torch.from_numpy(bias))
         return module
 
 
-class _Attention(nn.Module):
+class _Attention(nn.Module):  # type: ignore[misc, unused-ignore]
     """softmax(qᵀ k / sqrt(d)) over positions; qkv holds a head's q, k and v after the other."""
 
     def __init__(self, heads: int) -> None:
@@ -122,7 +122,7 @@ class _Attention(nn.Module):
         return (v @ weights.transpose(2, 3)).reshape(n, channels // 2, height, width)
 
 
-class _Detect(nn.Module):
+class _Detect(nn.Module):  # type: ignore[misc, unused-ignore]
     """Decoding and the two-stage top-k."""
 
     def __init__(self, classes: int, height: int, width: int, max_det: int) -> None:

@@ -58,7 +58,7 @@ class Problem:
     def float_image(self) -> NDArray[np.float32]:
         """The input as other engines take it: [N, 3, H, W] in 0..1."""
         pixels = np.ascontiguousarray(self.image.transpose(0, 3, 1, 2), np.float32)
-        return pixels / np.float32(255)
+        return np.asarray(pixels / 255, np.float32)
 
     @property
     def graph(self) -> Graph:

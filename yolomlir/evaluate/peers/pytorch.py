@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from yolomlir.evaluate.peers.base import COLUMNS, Array, CpuPeer, Problem, timed
@@ -106,7 +107,7 @@ class _CudaPeer(CpuPeer):
             self._device.copy_(self._host, non_blocking=True)
             self._rows.copy_(self._function(self._device), non_blocking=True)
             torch.cuda.synchronize()
-        return self._rows.numpy()
+        return np.array(self._rows)
 
     def time(self, seconds: float) -> dict[str, list[float]]:
         """The wall clock; the parts by CUDA events, in inferences of their own."""
