@@ -27,7 +27,7 @@ COMMANDS = {
     "profile": "time every kernel of a model",
     "compare": "compare two runs, layer by layer, and name the first that differs",
     "val": "score a model on annotated images by the COCO protocol",
-    "tune": "find the fastest tiles for this GPU",
+    "tune": "find the fastest kernels for a model on this GPU",
     "cache": "list, clear or export what is cached",
 }
 """Every subcommand, `yolomlir/cli/NAME.py`, and what it is for."""
