@@ -47,11 +47,11 @@ class FusePointwise(Pass):
     stream more weights than it is worth.
 
     Options:
-        max_stages: convolutions of a chain.
-        max_first_k: the longest sum (kernel area x channels) of a first convolution; longer ones
+        max-stages: convolutions of a chain.
+        max-first-k: the longest sum (kernel area x channels) of a first convolution; longer ones
             are better divided over K by their own kernel.
-        max_pixels: pixels of the result.
-        max_weight_kib: KiB of weights that a block may have to stream for the later stages.
+        max-pixels: pixels of the result.
+        max-weight-kib: KiB of weights that a block may have to stream for the later stages.
 
     Before:
         %1 = call @conv2d_3x3s1_8x16x16_8_silu(%x, %w, %b) {yolo.dispatch}
@@ -67,7 +67,7 @@ class FusePointwise(Pass):
         kept_apart: candidates refused, each with a remark.
 
     Example:
-        // RUN: yolomlir-opt %s --target=sm_90 --split-input-file --yolo-fuse-pointwise \
+        // RUN: yolomlir-opt %s --target=sm_90 --split-input-file --yolo-fuse-pointwise \\
         // RUN:   | FileCheck %s
 
         // CHECK-LABEL: func.func @main
@@ -143,20 +143,24 @@ class FusePointwise(Pass):
         """Add a call to the chain that makes its input; why not, where that is worth a remark."""
         if not graph.is_pointwise(call) or not _is_stored(call.results[0], ()):
             return None
-        latest = graph.latest_source(call)
-        if latest is None or family_of(latest, graph.table) != naming.CONV2D:
-            return None
-        group = graph.group_of(latest)
-        if not graph.can_begin(group[0]):
-            return None
-        if len(group) >= self.max_stages:
-            return f"the chain has {len(group)} stages already"
-        joined = [*group, call]
+        reasons = []
+        for source in graph.convolutions_read(call):
+            group = graph.group_of(source)
+            reason = self._objection([*group, call], graph, target)
+            if reason is None:
+                graph.join(group, call)
+                return None
+            reasons.append(reason)
+        return reasons[0] if reasons else None
+
+    def _objection(
+        self, joined: Sequence[ir.Operation], graph: _Graph, target: Target
+    ) -> str | None:
+        """Why dispatches are not to be one."""
+        if len(joined) > self.max_stages:
+            return f"the chain has {len(joined) - 1} stages already"
         reason = graph.objection(joined)
-        reason = reason or self._too_costly(graph.shape(joined), target, graph.precision)
-        if reason is None:
-            graph.join(group, call)
-        return reason
+        return reason or self._too_costly(graph.shape(joined), target, graph.precision)
 
     def _too_costly(self, shape: ChainShape, target: Target, precision: str) -> str | None:
         from yolomlir.codegen.gpu.chain_tile import default_tile, plan
@@ -257,10 +261,15 @@ class _Graph:
         weight = next(i for i, a in enumerate(body.arguments) if a == conv.operands[1])
         return list(call.operands)[:weight]
 
-    def latest_source(self, call: ir.Operation) -> ir.Operation | None:
-        """The last dispatch in program order that a convolution reads from."""
-        found = self._producers(self.sources(call))
-        return self.calls[max(found)] if found else None
+    def convolutions_read(self, call: ir.Operation) -> list[ir.Operation]:
+        """The dispatches that a convolution reads from and that can be in a chain, latest first."""
+        numbers = sorted(self._producers(self.sources(call)), reverse=True)
+        found = [self.calls[number] for number in numbers]
+        return [
+            op
+            for op in found
+            if family_of(op, self.table) == naming.CONV2D and self.can_begin(self.group_of(op)[0])
+        ]
 
     def shape(self, chain: Sequence[ir.Operation]) -> ChainShape:
         """What a chain's tile depends on."""
@@ -404,9 +413,7 @@ def _outline(chain: Sequence[ir.Operation], graph: _Graph, outliner: Outliner) -
     for old, new in zip(stored, made.results, strict=True):
         old.replace_all_uses_with(new)
     _sink_users(made, stop=last)
-    for call in reversed(chain):
-        _erase_views(call.results[0])
-        call.erase()
+    _erase(chain)
     return made
 
 
@@ -456,12 +463,23 @@ def _sink_users(made: ir.Operation, stop: ir.Operation) -> None:
             after = op
 
 
-def _erase_views(value: ir.Value) -> None:
-    """Erase the views of a value that nothing reads any more."""
-    for user in users(value):
-        _erase_views(user.results[0])
-        if user.name in VIEWS and not users(user.results[0]):
-            user.erase()
+def _erase(chain: Sequence[ir.Operation]) -> None:
+    """Erase the members of a chain that has been replaced, and the views that only they read."""
+    for call in reversed(chain):
+        operands = list(call.operands)
+        call.erase()
+        for operand in operands:
+            _erase_dead_view(operand)
+
+
+def _erase_dead_view(value: ir.Value) -> None:
+    op = producer(value)
+    if op is None or op.name not in VIEWS or users(value):
+        return
+    operands = list(op.operands)
+    op.erase()
+    for operand in operands:
+        _erase_dead_view(operand)
 
 
 def _name(callees: Sequence[str]) -> str:
