@@ -31,7 +31,7 @@ Tile = Any
 """A family's dataclass of integers and flags, such as `ConvTile`."""
 
 _MODULES = {"depthwise": "DepthwiseTile", "max_pool": "MaxPoolTile", "attention": "AttentionTile",
-            "detect": "DetectTile"}  # fmt: skip
+            "detect": "DetectTile", "chain": "ChainTile"}  # fmt: skip
 _WITH_FLAGS = 64
 """Geometries of which every combination of flags is considered for the untuned choice."""
 _VARIETY = 3
@@ -117,7 +117,7 @@ def default(problem: Problem) -> Tile:
     if family == "conv2d":
         return default_tile(shape, target, problem.precision)
     choose: Callable[..., Tile] = _module(family).default_tile
-    if family == "attention":
+    if family in ("attention", "chain"):
         return choose(shape, target, problem.precision)
     return choose(shape, target)
 
@@ -261,7 +261,9 @@ def _listed(problem: Problem) -> tuple[Tile, ...]:
     kind = type(usual)
     module, target = _module(problem.family), problem.target
     tiles: list[Tile]
-    if problem.family == "depthwise":
+    if problem.family == "chain":
+        tiles = module.likely_tiles(problem.shape, target, problem.precision)
+    elif problem.family == "depthwise":
         width = problem.shape.shape.out_width
         sizes = [p for p in (1, 2, 4, 8) if p <= width]
         tiles = [kind(p, threads) for p in sizes for threads in (32, 64, 128, 256, 512)]

@@ -19,6 +19,7 @@ from yolomlir.codegen.gpu.chain_tile import (
     ChainTile,
     StagePlan,
     default_tile,
+    likely_tiles,
     objection,
     plan,
 )
@@ -45,6 +46,11 @@ def generate_chain(function: func.FuncOp, target: Target, precision: str, name: 
     if reason is not None:
         raise UserError(f"illegal tile {tile}: {reason}", where=name)
     return ChainKernel(problem, tile, target, precision, name, function.operation.location).build()
+
+
+def parse(function: ir.Operation) -> ChainShape:
+    """The shape of a `chain` dispatch at the linalg level, on which its tile depends."""
+    return shape_of(match_chain(function, precision="tf32"))
 
 
 def shape_of(problem: ChainProblem) -> ChainShape:
@@ -307,4 +313,7 @@ class _Warps:
         return [products.split(v, exact=kernel.exact, rounded=True) for v in loaded]
 
 
-__all__ = ["ChainKernel", "generate_chain", "shape_of"]
+__all__ = [
+    "ChainKernel", "ChainTile", "default_tile", "generate_chain", "likely_tiles", "parse",
+    "shape_of",
+]  # fmt: skip

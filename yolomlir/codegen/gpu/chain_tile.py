@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvShape
@@ -145,6 +146,7 @@ class ChainPlan:
         )
 
 
+@lru_cache(maxsize=4096)
 def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = None) -> ChainPlan:
     """Work a tile out. vectors: channel vectors a stage (default one)."""
     stages = tuple(_stage(tile, *size) for size in shape.sizes())
@@ -163,34 +165,35 @@ def part_of(channels: int, blocks: int) -> int:
     return -(-channels // (8 * blocks)) * 8
 
 
+@lru_cache(maxsize=4096)
 def _stage(tile: ChainTile, k: int, n: int) -> StagePlan:
     part = part_of(n, tile.cluster_n)
     block_k = 128
     while block_k > 8 and (4 * block_k * part > 1024 * tile.step_kib or block_k >= 2 * k):
         block_k //= 2
-    warps_m, warps_n, warps_k = _divide(tile, part, block_k, k)
+    warps_m, warps_n, warps_k = _divide(tile.block_m, tile.warps, part, block_k, k)
     steps = -(-k // block_k)
     rest = k - (steps - 1) * block_k
     last = -(-rest // (8 * warps_k)) * warps_k
     return StagePlan(part, block_k, steps, last, warps_m, warps_n, warps_k)
 
 
-def _divide(tile: ChainTile, n: int, block_k: int, k: int) -> tuple[int, int, int]:
+@lru_cache(maxsize=4096)
+def _divide(block_m: int, warps: int, n: int, block_k: int, k: int) -> tuple[int, int, int]:
     """The division of a stage among warps that costs a warp the fewest cycles."""
     best, least = (1, 1, 1), float("inf")
-    rows, columns = tile.block_m // 16, n // 8
-    for warps_m in (w for w in (1, 2, 4, 8) if rows % w == 0):
-        for warps_n in (w for w in range(1, tile.warps + 1) if columns % w == 0):
-            for warps_k in (w for w in (1, 2, 4, 8) if (block_k // 8) % w == 0):
-                used = warps_m * warps_n * warps_k
-                if used > tile.warps:
-                    continue
-                r, c = rows // warps_m, columns // warps_n
-                chain = max(r * c * 2, 1) * 4 + 2 * r + c
-                cycles = -(-k // (8 * warps_k)) * max(chain, 18)
-                cycles += warps_k * tile.block_m * n / (8 * tile.warps)
-                if r * c * 4 <= _MAX_ACCUMULATORS and cycles < least:
-                    best, least = (warps_m, warps_n, warps_k), cycles
+    rows, columns = block_m // 16, n // 8
+    over_m = [w for w in (1, 2, 4, 8) if rows % w == 0]
+    over_n = [w for w in range(1, warps + 1) if columns % w == 0]
+    over_k = [w for w in (1, 2, 4, 8) if (block_k // 8) % w == 0]
+    for warps_m, warps_n, warps_k in product(over_m, over_n, over_k):
+        r, c = rows // warps_m, columns // warps_n
+        if warps_m * warps_n * warps_k > warps or 4 * r * c > _MAX_ACCUMULATORS:
+            continue
+        chain = max(8 * r * c + 2 * r + c, 18)
+        cycles = -(-k // (8 * warps_k)) * chain + warps_k * block_m * n / (8 * warps)
+        if cycles < least:
+            best, least = (warps_m, warps_n, warps_k), cycles
     return best
 
 
@@ -317,6 +320,21 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
     if 2 * (p.shared_bytes + 1024) > target.shared_memory_per_sm_bytes:
         cycles += _ALONE
     return waves * cycles / _CLOCK_HZ * 1e6
+
+
+def likely_tiles(
+    shape: ChainShape, target: Target, precision: str, count: int = 160
+) -> list[ChainTile]:
+    """The tiles of the least estimates, the best first; at most a few of one size and cluster."""
+    tiles = list(tile_space(shape, target, precision))
+    tiles.sort(key=lambda t: estimate_us(t, shape, target, precision))
+    turns: dict[tuple[int, int, int], int] = {}
+    order: list[tuple[int, int]] = []
+    for rank, tile in enumerate(tiles):
+        size = (tile.block_m, tile.cluster_n, tile.warps)
+        turns[size] = turns.get(size, 0) + 1
+        order.append((turns[size] // 4, rank))
+    return [tiles[rank] for _, rank in sorted(order)[:count]]
 
 
 @lru_cache(maxsize=1024)
