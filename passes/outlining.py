@@ -150,9 +150,8 @@ class Outliner:
             made = func.FuncOp(name, (list(types), []), visibility="private", loc=loc)
         block = ir.Block.create_at_start(made.operation.regions[0], list(types), [loc] * len(types))
         with ir.InsertionPoint(block):
-            made_by_body = body(list(block.arguments))
-            single = isinstance(made_by_body, ir.Value)
-            results = [made_by_body] if single else list(made_by_body)
+            given = body(list(block.arguments))
+            results = [given] if isinstance(given, ir.Value) else list(given)
             func.ReturnOp(results, loc=loc)
         signature = ir.FunctionType.get(list(types), [v.type for v in results])
         made.operation.attributes["function_type"] = ir.TypeAttr.get(signature)
