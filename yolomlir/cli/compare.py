@@ -15,6 +15,7 @@ from yolomlir.cli.model import open_model, wide_console
 from yolomlir.cli.options import add_compile_options, add_device_option
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.compare import EDGES, Comparison, LayerComparison, compare
+from yolomlir.evaluate.environment import environment
 from yolomlir.evaluate.graph import Graph
 from yolomlir.evaluate.outputs import check_writable, write_json
 from yolomlir.evaluate.subjects import (
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
                 other.model.close()
     _print(wide_console(), result, every=args.all)
     if args.json:
-        write_json(args.json, result.to_dict())
+        write_json(args.json, {**result.to_dict(), "environment": environment()})
     return 0 if result.agrees else 1
 
 

@@ -96,6 +96,18 @@ class BenchmarkResult:
         }
 
 
+def benchmark_from(data: dict[str, Any]) -> BenchmarkResult:
+    """The inverse of `BenchmarkResult.to_dict`. Raises UserError for another structure."""
+    if data.get("kind") != "bench":
+        raise UserError("is not a result written by `yolomlir bench --json`")
+    engines = []
+    for record in data["engines"]:
+        values = {k: v for k, v in record.items() if k not in ("columns_ms", "inferences_per_s")}
+        columns = {name: Statistics(**s) for name, s in record["columns_ms"].items()}
+        engines.append(EngineResult(**values, columns=columns))
+    return BenchmarkResult(engines, data["settings"], data["environment"])
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One engine to time. artifact: for yolomlir, what was compiled, and how long that took."""

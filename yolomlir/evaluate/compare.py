@@ -80,6 +80,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
+            "kind": "compare",
             "first": self.first,
             "second": self.second,
             "agrees": self.agrees,

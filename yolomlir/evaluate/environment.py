@@ -39,7 +39,7 @@ def environment() -> dict[str, Any]:
     device = cuda_device()
     gpu = None if isinstance(device, str) else device
     return {
-        "command": shlex.join(["yolomlir", *sys.argv[1:]]),
+        "command": shlex.join(["yolomlir", *map(_argument, sys.argv[1:])]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "cpu": _processor(),
         "cpus": len(os.sched_getaffinity(0))
@@ -52,6 +52,11 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {"yolomlir": __version__, **_versions()},
     }
+
+
+def _argument(text: str) -> str:
+    """An argument as anybody may read it: of a path from the root, the file's name."""
+    return Path(text).name if Path(text).is_absolute() else text
 
 
 def describe(record: dict[str, Any]) -> str:

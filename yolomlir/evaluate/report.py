@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from yolomlir.diagnostics import UserError
+from yolomlir.evaluate.environment import environment
 from yolomlir.evaluate.scoring import ClassScore
 
 _MEANINGS = {
@@ -76,6 +77,7 @@ class EvaluationResult:
                 }
                 for c in self.classes
             ],
+            "environment": environment(),
         }
 
     def write_json(self, path: str | os.PathLike[str]) -> None:
