@@ -126,7 +126,7 @@ def test_geometries(case):
     check(case, boxes, logits, tile=SMALL)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 8, 32])
+@pytest.mark.parametrize("lanes", [1, 2, 8, 16])
 @pytest.mark.parametrize("classes", [5, 40, 37])
 def test_lanes_share_the_classes_of_an_anchor(lanes, classes):
     case = Case(classes, SIZES, 12)
@@ -209,11 +209,13 @@ def test_keys_are_fenced_on_both_sides_of_the_counter(target):
     """The simulator's memory is sequentially consistent; a GPU's is not."""
     kernel = kernel_of(Case(8, SIZES, 10).text(), target=target)
     ptx = to_ptx(kernel.module, target_named(target))
-    before, after = ptx.split("atom.global.add.u32")
-    assert before.rstrip().count("fence.acq_rel.gpu") == 1
-    assert after.count("fence.acq_rel.gpu") == 1
-    assert before.index("st.global") < before.index("fence.acq_rel.gpu")
-    assert after.index("fence.acq_rel.gpu") < after.index("ld.global")
+    before, counter, after = ptx.split("fence.acq_rel.gpu")
+    assert "st.global" in before
+    assert "atom.global.add.u32" in before  # the histogram
+    assert counter.count("atom.global.add.u32") == 1
+    assert "ld.global" not in counter
+    assert "st.global" not in counter
+    assert "ld.global" in after
 
 
 def test_too_large_max_det_is_refused():

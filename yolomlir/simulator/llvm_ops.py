@@ -13,7 +13,11 @@ from yolomlir.simulator.arith_ops import elementwise
 from yolomlir.simulator.atomics import LLVM_ATOMICS, atomic_update
 from yolomlir.simulator.decode import Scope, Step, operation
 from yolomlir.simulator.elements import Value, element_of, vector_shape
-from yolomlir.simulator.math_ops import fused_multiply_add, reciprocal_square_root
+from yolomlir.simulator.math_ops import (
+    fused_multiply_add,
+    population_count,
+    reciprocal_square_root,
+)
 from yolomlir.simulator.memory import load, store
 from yolomlir.simulator.pointers import address_space, reference_at
 
@@ -69,6 +73,7 @@ INTRINSICS: dict[str, Callable[..., Value]] = {
     "llvm.ceil.f32": np.ceil,
     "llvm.rint.f32": np.rint,
     "llvm.copysign.f32": np.copysign,
+    "llvm.ctpop.i32": lambda v: population_count(v, 32),
 }
 """Intrinsics by name; approximate ones are given exactly (rounded once), `.ftz` ones flush."""
 

@@ -292,6 +292,13 @@ def sqrt(x: ir.Value) -> ir.Value:
     return _intrinsic("llvm.sqrt.f32", [x])
 
 
+def population_count(x: Int) -> Int:
+    """How many bits are set."""
+    name = ir.StringAttr.get("llvm.ctpop.i32")
+    flags = ir.DenseI32ArrayAttr.get([])
+    return Int(llvm.call_intrinsic(i32_type(), name, [x.value], [], flags))
+
+
 def absolute(x: ir.Value) -> ir.Value:
     """|x|."""
     return _intrinsic("llvm.fabs.f32", [x])

@@ -44,7 +44,7 @@ _SIGN_BIT = -(1 << 31)
 # ---- single operations --------------------------------------------------------------------------
 
 
-def atomic_add(buffer: Buffer, offset: Int | int, value: int = 1) -> Int:
+def atomic_add(buffer: Buffer, offset: Int | int, value: Int | int = 1) -> Int:
     """Add to a word of memory, indivisibly; its value before."""
     index = Int.of(offset).index()
     kind = arith.AtomicRMWKind.addi

@@ -1,0 +1,410 @@
+"""Top-k by bins, for logits that spread over them, as a network's do: a chain of short steps.
+
+The best `max_det` logits of the best `max_det` anchors are the best `max_det` of all logits, where
+equal ones are ordered by their anchors' largest, then the anchor's number, then the class: each of
+the chosen anchors has a logit that comes before every one of the others. So a bin suffices that
+the best anchors' largest logits reach: whatever lies in it or higher is a candidate. The
+candidates' histogram, added up from the top, says both which of them to keep and where each bin
+begins; within a bin, usually of a few, an element's rank is the number of those before it.
+
+Lists are in no order and their order has no influence on the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from yolomlir.bindings import arith, gpu, ir, scf
+from yolomlir.codegen.gpu.builder import (
+    TRUE,
+    Bool,
+    Buffer,
+    Int,
+    KernelBuilder,
+    guard,
+    i32_type,
+    loop,
+    select,
+)
+from yolomlir.codegen.gpu.detect_layout import (
+    ANCHORS,
+    BIN_BITS,
+    BINS,
+    CANDIDATES,
+    CROWDED,
+    DONE,
+    FIRST,
+    GROUPS,
+    KEPT,
+    LAST,
+    LISTED,
+    Layout,
+    bin_of,
+)
+from yolomlir.codegen.gpu.detect_maps import Maps
+from yolomlir.codegen.gpu.instructions import barrier, population_count, shuffle_xor
+from yolomlir.codegen.gpu.selection import atomic_add, choose, key_of, value_of
+
+_SCANNERS = 256
+"""Threads that add up a histogram."""
+_LONGEST = 128
+"""Elements of one bin that are ranked by comparing each with each."""
+_HELD = 4
+"""Accesses to the anchors' bins whose results a thread keeps in registers."""
+_EIGHT = 8
+"""Anchors whose bins one access reads."""
+_TOP_BITS = -0x7FFF8000
+"""The highest bit of each half of a word."""
+
+Value: TypeAlias = ir.Value
+
+
+class BinSelection:
+    """What the last block of an image does first. `emit` leaves DONE set where that sufficed.
+
+    Every thread of the block must take part: there are barriers.
+    """
+
+    def __init__(
+        self, kernel: KernelBuilder, layout: Layout, maps: Maps, workspace: Buffer, image: Int
+    ) -> None:
+        self.kernel, self.layout, self.maps, self.workspace = kernel, layout, maps, workspace
+        self.shape, self.thread, self.threads = layout.shape, kernel.thread, kernel.threads
+        self.image = image
+        self.words = kernel.shared("int32", layout.fast_words)
+        self.scanners = min(_SCANNERS, self.threads)
+        self.each = BINS // self.scanners
+
+    def emit(self) -> None:
+        """All steps, as far as the lists' limits allow."""
+        layout = self.layout
+        counts = self.take_histogram()
+        held = [self.read_bins(i) for i in range(self.rounds)] if self.rounds <= _HELD else None
+        self.clear()
+        first, listed = self.find_bin(counts, FIRST, LISTED)
+        with guard(listed < layout.anchor_limit + 1):
+            self.list_anchors(first, held)
+            barrier()
+            self.list_groups(first, listed)
+            barrier()
+            groups = Int(self.words.load(GROUPS))
+            with guard(groups < layout.group_limit + 1):
+                self.list_candidates(first, groups)
+                barrier()
+                candidates = Int(self.words.load(CANDIDATES))
+                with guard(candidates < layout.candidate_limit + 1):
+                    self.finish(candidates)
+
+    def finish(self, candidates: Int) -> None:
+        """From the candidates to the detections, unless a bin is crowded."""
+        last, kept = self.find_bin(self.read_counts(), LAST, KEPT)
+        crowded = Int(self.words.load(CROWDED))
+        with guard((kept < self.layout.anchor_limit + 1) & crowded.equals(0)):
+            self.keep(candidates, last)
+            barrier()
+            self.write_detections(kept)
+            with guard(self.thread.equals(0)):
+                self.words.store(DONE, Int.of(1).value)
+
+    # ---- histograms
+
+    def scan(self, code: Callable[[], Sequence[Int]], count: int) -> list[Int]:
+        """What code gives on the threads that add up a histogram; zeros on the others."""
+        return _where(self.thread < self.scanners, code, count)
+
+    def take_histogram(self) -> list[Int]:
+        """This thread's bins of the anchors' histogram, which goes back to zero."""
+
+        def take() -> list[Int]:
+            first, zero = self.image + self.thread * self.each, [Int.of(0).value] * 4
+            steps = range(0, self.each, 4)
+            counts = [v for i in steps for v in self.workspace.load_vector(first + i, 4)]
+            for i in steps:
+                self.workspace.store_vector(first + i, zero)
+            return [Int(v) for v in counts]
+
+        return self.scan(take, self.each)
+
+    def read_counts(self) -> list[Int]:
+        """This thread's bins of the candidates' histogram."""
+
+        def read() -> list[Int]:
+            first, steps = self.thread * self.each + self.layout.cursors, range(0, self.each, 4)
+            return [Int(v) for i in steps for v in self.words.load_vector(first + i, 4)]
+
+        return self.scan(read, self.each)
+
+    def clear(self) -> None:
+        """Zero the candidates' histogram; a barrier must follow."""
+        zero, words = Int.of(0).value, BINS + 4
+        for first in range(0, words, 4 * self.threads):
+            place = self.thread * 4 + first
+            with guard(place < words if first + 4 * self.threads > words else TRUE):
+                self.words.store_vector(place + self.layout.cursors, [zero] * 4)
+
+    def find_bin(self, counts: list[Int], bin_word: int, count_word: int) -> tuple[Int, Int]:
+        """The highest bin so that `max_det` elements are in it or higher; how many these are.
+
+        For the candidates, where each bin begins, the highest first, replaces their histogram.
+        """
+        totals = self.layout.totals
+
+        def within_warp() -> list[Int]:
+            total = counts[0]
+            for count in counts[1:]:
+                total = total + count
+            above = self.above_in_warp(total)
+            with guard((self.thread % 32).equals(0)):
+                self.words.store(self.thread // 32 + totals, (above + total).value)
+            return [above]
+
+        above = self.scan(within_warp, 1)[0]
+        barrier()
+        with guard(self.thread < self.scanners):
+            running = above
+            for warp in range(1, self.scanners // 32):
+                share = Int(self.words.load(totals + warp))
+                running = running + select(self.thread < 32 * warp, share, 0)
+            begins = self.note_bin(counts, running, bin_word, count_word)
+            if bin_word == LAST:
+                first = self.thread * self.each + self.layout.cursors
+                for i in range(0, self.each, 4):
+                    self.words.store_vector(first + i, begins[i : i + 4])
+        barrier()
+        return Int(self.words.load(bin_word)), Int(self.words.load(count_word))
+
+    def note_bin(
+        self, counts: list[Int], running: Int, bin_word: int, count_word: int
+    ) -> list[Value]:
+        """Where this thread's bins begin, `running` elements being in higher ones; to the state
+        what was looked for, by the thread that has it."""
+        wanted, begins = self.shape.max_det, list[Value]()
+        found, crowded = Bool(None, False), Bool(None, False)
+        place, reached = Int.of(0), Int.of(0)
+        for i in reversed(range(self.each)):
+            begins.insert(0, running.value)
+            following, open_ = running + counts[i], running < wanted
+            hit = open_ & ~(following < wanted)
+            crowded = crowded | (open_ & ~(counts[i] < _LONGEST + 1))
+            place = select(hit, self.thread * self.each + i, place)
+            reached = select(hit, following, reached)
+            found, running = found | hit, following
+        with guard(found):
+            self.words.store(bin_word, place.value)
+            self.words.store(count_word, reached.value)
+        if bin_word == LAST:
+            with guard(crowded):
+                self.words.store(CROWDED, Int.of(1).value)
+        return begins
+
+    def above_in_warp(self, total: Int) -> Int:
+        """The sum of a value over the lanes above this one."""
+        above = Int.of(0)
+        for step in (1, 2, 4, 8, 16):
+            other = Int(shuffle_xor(total.value, step))
+            above = above + select((self.thread & step).equals(0), other, 0)
+            total = total + other
+        return above
+
+    # ---- lists
+
+    def append(self, count: Int, end_word: int) -> Int:
+        """The place of this lane's first of `count` elements of a list, which grows by those of
+        the whole warp; all its lanes must call."""
+        above = self.above_in_warp(count)
+        first = choose(
+            (self.thread % 32).equals(0),
+            lambda: atomic_add(self.words, end_word, above + count).value,
+            lambda: Int.of(0).value,
+            i32_type(),
+        )
+        lane_zero, width = arith.constant(i32_type(), 0), arith.constant(i32_type(), 32)
+        return above + Int(gpu.shuffle(first, lane_zero, width, gpu.ShuffleMode.IDX)[0])
+
+    def warp_below(self, first: Int, count: Int | int) -> Bool:
+        """Whether a warp whose thread 0 would have element `first` has any below count."""
+        return first - self.thread % 32 < count
+
+    @property
+    def rounds(self) -> int:
+        """Accesses of a thread that read all anchors' bins."""
+        return -(-self.layout.pair_words // (4 * self.threads))
+
+    def read_bins(self, round_: Int | int) -> list[Int]:
+        """The bins, plus one, of eight anchors, two a word; zeros beyond the last."""
+        place = Int.of(round_) * self.threads + self.thread
+
+        def read() -> list[Int]:
+            pairs = self.image + self.layout.pairs + place * 4
+            return [Int(v) for v in self.workspace.load_vector(pairs, 4)]
+
+        return _where(place < self.layout.pair_words // 4, read, 4)
+
+    def list_anchors(self, first: Int, held: list[list[Int]] | None) -> None:
+        """Every anchor whose largest logit is in the first bin or higher."""
+        if held is not None:
+            for i, words in enumerate(held):
+                self.list_eight(Int.of(i), words, first)
+            return
+        with loop(0, self.rounds) as state:
+            self.list_eight(state.index, self.read_bins(state.index), first)
+
+    def list_eight(self, round_: Int, words: list[Int], first: Int) -> None:
+        """Those of eight anchors. Adding 2^15 less the first bin sets a half's highest bit."""
+        place = round_ * self.threads + self.thread
+        with guard(self.warp_below(place, self.layout.pair_words // 4)):
+            addend = (Int.of(0x8000 - 1) - first) * 0x10001
+            hits = Int.of(0)
+            for i, word in enumerate(words):
+                hits = hits | (((word + addend) & _TOP_BITS) >> i)
+            count = population_count(hits)
+            end, anchors = self.append(count, ANCHORS), self.layout.anchors
+            with loop(0, count, carried=[hits]) as state:
+                left = Int.of(state.carried[0])
+                lowest = left & (Int.of(0) - left)
+                bit = population_count(lowest - 1)
+                anchor = place * _EIGHT + (Int.of(30) - (bit & 15) * 2) + (bit >> 4)
+                self.words.store(end + state.index + anchors, anchor.value)
+                state.advance([left ^ lowest])
+
+    def list_groups(self, first: Int, listed: Int) -> None:
+        """The groups of the listed anchors' logits whose largest may reach the bin; their keys."""
+        layout, lanes = self.layout, self.layout.tile.lanes
+        items = listed * lanes
+        with loop(0, (items + (self.threads - 1)) // self.threads) as state:
+            item = state.index * self.threads + self.thread
+            with guard(self.warp_below(item, items)):
+                live = item < items
+                slot, lane = select(live, item, 0) // lanes, item % lanes
+                anchor = Int(self.words.load(slot + layout.anchors))
+                place = self.image + layout.words + anchor * lanes + lane
+                word = Int(self.workspace.load(place))
+                with guard(live & lane.equals(0)):
+                    key = self.workspace.load(self.image + layout.keys + anchor)
+                    self.words.store(slot + layout.anchor_keys, key)
+                self.list_fields(first, slot, lane, word, live)
+
+    def list_fields(self, first: Int, slot: Int, lane: Int, word: Int, live: Bool) -> None:
+        """The groups of one lane."""
+        layout, bits, lanes = self.layout, self.layout.field_bits, self.layout.tile.lanes
+        bound = first >> (BIN_BITS - bits)
+        groups, every = self.shape.groups, layout.loads
+        reached: list[Bool] = []
+        for i in range(every):
+            field = (word >> (bits * i if layout.fields > 1 else 0)) & ((1 << bits) - 1)
+            exists = lane + i * lanes < groups if (i + 1) * lanes > groups else TRUE
+            reached.append(live & exists & ~(field < bound))
+        count = _count(reached)
+        place = self.append(count, GROUPS)
+        for i, hit in enumerate(reached):
+            with guard(hit & (place < layout.group_limit)):
+                code = slot * groups + lane + i * lanes
+                self.words.store(place + layout.groups, code.value)
+            place = place + _count([hit])
+
+    def list_candidates(self, first: Int, groups: Int) -> None:
+        """The logits of the listed groups that reach the bin, and their histogram."""
+        layout, shape = self.layout, self.shape
+        with loop(0, (groups + (self.threads - 1)) // self.threads) as state:
+            item = state.index * self.threads + self.thread
+            with guard(self.warp_below(item, groups)):
+                live = item < groups
+                code = Int(self.words.load(select(live, item, 0) + layout.groups))
+                slot, channel = code // shape.groups, (code % shape.groups) * shape.vector
+                anchor = Int(self.words.load(slot + layout.anchors))
+                row = self.maps.row_pointer(self.maps.logits, anchor)
+                values = self.maps.read(row, channel, shape.vector)
+                bins = [bin_of(value) for value in values]
+                reached = [live & ~(bin_ < first) for bin_ in bins]
+                place = self.append(_count(reached), CANDIDATES)
+                for i, (hit, bin_, value) in enumerate(zip(reached, bins, values, strict=True)):
+                    with guard(hit & (place < layout.candidate_limit)):
+                        pair = [(slot * shape.classes + channel + i).value, key_of(value).value]
+                        self.words.store_vector(place * 2 + layout.listed, pair)
+                        atomic_add(self.words, bin_ + layout.cursors)
+                    place = place + _count([hit])
+
+    # ---- the end
+
+    def keep(self, candidates: Int, last: Int) -> None:
+        """The candidates in the last bin or higher, to where their bins begin."""
+        layout = self.layout
+        with loop(0, (candidates + (self.threads - 1)) // self.threads) as state:
+            item = state.index * self.threads + self.thread
+            with guard(item < candidates):
+                index, key = self.words.load_vector(item * 2 + layout.listed, 2)
+                bin_ = bin_of(value_of(Int(key)))
+                with guard(~(bin_ < last)):
+                    place = atomic_add(self.words, bin_ + layout.cursors)
+                    self.words.store_vector(place * 2 + layout.groups, [index, key])
+
+    def write_detections(self, kept: Int) -> None:
+        """The kept candidates that are not beyond the wanted, each to its rank's row."""
+        layout, shape = self.layout, self.shape
+        with loop(0, (kept + (self.threads - 1)) // self.threads) as state:
+            item = state.index * self.threads + self.thread
+            with guard(item < kept):
+                index, key = (Int(v) for v in self.words.load_vector(item * 2 + layout.groups, 2))
+                slot, category = index // shape.classes, index % shape.classes
+                anchor = Int(self.words.load(slot + layout.anchors))
+                sides = self.maps.read_sides(anchor)
+                rank = self.rank(item, index, key)
+                with guard(rank < shape.max_det):
+                    self.maps.write_row(rank, anchor, category, value_of(key), sides)
+
+    def rank(self, item: Int, index: Int, key: Int) -> Int:
+        """How many kept candidates come before one.
+
+        When all are placed, a bin's cursor is its end, and where the next higher one ended is its
+        beginning.
+        """
+        cursor = bin_of(value_of(key)) + self.layout.cursors
+        begin, end = Int(self.words.load(cursor + 1)), Int(self.words.load(cursor))
+        with loop(0, end - begin, carried=[begin]) as state:
+            place = begin + state.index
+            pair = self.words.load_vector(place * 2 + self.layout.groups, 2)
+            other, others_key = Int(pair[0]), Int(pair[1])
+            equal = others_key.equals(key) & ~place.equals(item)
+            tied = choose(
+                equal,
+                lambda: self.precedes(other, index).value,
+                lambda: Bool(None, False).value,
+                ir.IntegerType.get_signless(1),
+            )
+            before = (key < others_key) | Bool(tied)
+            state.advance([Int.of(state.carried[0]) + _count([before])])
+        return Int.of(state.results[0])
+
+    def precedes(self, index: Int, other: Int) -> Bool:
+        """Whether the first of two equal logits comes first: by their anchors' largest, then by
+        the anchor, then by the class."""
+        layout, classes = self.layout, self.shape.classes
+        slots = index // classes, other // classes
+        keys = [Int(self.words.load(slot + layout.anchor_keys)) for slot in slots]
+        anchors = [Int(self.words.load(slot + layout.anchors)) for slot in slots]
+        places = [a * classes + i % classes for a, i in zip(anchors, (index, other), strict=True)]
+        return (keys[1] < keys[0]) | (keys[0].equals(keys[1]) & (places[0] < places[1]))
+
+
+def _count(conditions: Sequence[Bool]) -> Int:
+    """How many hold."""
+    total = Int.of(0)
+    for condition in conditions:
+        total = total + Int(arith.extui(i32_type(), condition.value))
+    return total
+
+
+def _where(condition: Bool, code: Callable[[], Sequence[Int]], count: int) -> list[Int]:
+    """The integers that code gives on the threads where the condition holds, zeros elsewhere."""
+    if condition.known is True:
+        return list(code())
+    op = scf.IfOp(condition.value, [i32_type()] * count, has_else=True)
+    with ir.InsertionPoint(op.then_block):
+        scf.yield_([v.value for v in code()])
+    with ir.InsertionPoint(op.else_block):
+        scf.yield_([Int.of(0).value] * count)
+    return [Int(v) for v in op.results_]
+
+
+__all__ = ["BinSelection"]
