@@ -45,7 +45,7 @@ def test_a_benchmark_is_read_again(bench: dict[str, Any]) -> None:
 
 def test_figures_come_with_how_they_were_measured(bench: dict[str, Any]) -> None:
     text = page([("h200.json", bench)])
-    assert "| yolomlir sm_90 tf32 (cuda) | tf32 | 2189.6 | 0.457 |" in text
+    assert "| yolomlir sm_90 tf32 (cuda) | tf32 | 2189.6 | 0.457 | 0.457 |" in text
     assert "| 20.00x |" in text  # 5.0 / 0.25 of GPU time
     assert "absent: not installed (tensorrt)" in text
     assert f"`{bench['environment']['command']}`" in text

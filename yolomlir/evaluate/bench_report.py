@@ -15,8 +15,8 @@ from yolomlir.evaluate.outputs import markdown_table
 from yolomlir.evaluate.peers.base import COLUMNS
 
 HEADER = (
-    "engine", "precision", "inf/s", "wall ms", "p90", "p99", "spread", "enqueue", "H2D", "GPU",
-    "D2H", "host MB", "GPU MB", "build s", "relative",
+    "engine", "precision", "inf/s", "wall ms", "min", "p90", "p99", "spread", "enqueue", "H2D",
+    "GPU", "D2H", "host MB", "GPU MB", "build s", "relative",
 )  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def rows(result: BenchmarkResult) -> list[list[str]]:
 def _row(engine: EngineResult, first: EngineResult | None) -> list[str]:
     name = engine.name if engine.device in engine.name else f"{engine.name} ({engine.device})"
     if engine.state != "ok":
-        return [name, engine.precision, f"{engine.state}: {engine.reason}", *[""] * 12]
+        return [name, engine.precision, f"{engine.state}: {engine.reason}", *[""] * 13]
     wall = engine.columns["wall"]
     parts = [engine.columns.get(column) for column in COLUMNS[1:]]
     return [
@@ -37,6 +37,7 @@ def _row(engine: EngineResult, first: EngineResult | None) -> list[str]:
         engine.precision,
         f"{engine.throughput:.1f}",
         _ms(wall.median),
+        _ms(wall.minimum),
         _ms(wall.p90),
         _ms(wall.p99),
         f"{100 * wall.spread:.1f}%",

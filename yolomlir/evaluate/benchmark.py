@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,8 @@ _log = logging.getLogger(__name__)
 REST_S = 0.25
 """Pause before an engine's turn: the threads of the one before may spin for as long."""
 _CHECKED_ROWS, _CHECKED_CONFIDENCE = 20, 0.25
-_BUILD_LIMIT_S = 900.0
+_LIMIT_S = 600.0
+"""An engine that has not answered a command by then is given up."""
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -245,14 +247,19 @@ class _Engine:
         """Send a command; the answer. A process that died is an answer with an error."""
         if self.process is None or self.process.stdin is None or self.process.stdout is None:
             return {"error": "not running"}
+        limit = threading.Timer(_LIMIT_S, self.process.kill)
+        limit.start()
         try:
             self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
+        finally:
+            limit.cancel()
         if not line:
-            return {"error": f"the process ended with code {self.process.wait()}"}
+            code = self.process.wait()
+            return {"error": f"no answer in {_LIMIT_S:.0f} s, or crashed (exit code {code})"}
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -294,7 +301,7 @@ def _start(candidate: Candidate, problem: Problem, checker: _Checker) -> _Engine
     engine = _Engine(result, _spawn(candidate.name, problem))
     answer = engine.ask("build")
     if "error" in answer:
-        engine.fail("failed", answer["error"])
+        engine.fail("absent" if answer.get("absent") else "failed", answer["error"])
         return engine
     result.precision, result.notes = answer["precision"], answer["notes"]
     result.build_s, result.gpu_mb = answer["build_s"], answer["gpu_mb"]

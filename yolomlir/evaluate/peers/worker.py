@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.peers.base import PEERS, Peer, Problem
 
 OURS = "yolomlir"
@@ -104,7 +105,9 @@ def main(folder: str, name: str) -> None:
         try:
             answer = command(**request)
         except Exception as error:  # whatever an engine raises is the parent's to report
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            # A UserError is an engine that lacks something here; the rest are failures.
+            absent = isinstance(error, UserError)
+            answer = {"error": f"{type(error).__name__}: {error}", "absent": absent}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     if worker.peer is not None:
