@@ -19,6 +19,8 @@ from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.detect import DetectTile
+from yolomlir.codegen.gpu.detect_exact import ExactSelection
+from yolomlir.codegen.gpu.detect_layout import Layout
 from yolomlir.codegen.gpu.ptx import to_ptx
 from yolomlir.diagnostics import UnsupportedError
 from yolomlir.target import target_named
@@ -142,6 +144,73 @@ def test_equal_logits_go_by_index():
         values = np.array([-2.0, -0.0, 0.0, 1.0], np.float32)[: 2 + seed]
         logits = [rng.choice(values, x.shape) for x in logits]
         check(case, boxes, logits, tile=SMALL, seed=seed)
+
+
+def by_bins_alone(monkeypatch):
+    """Without the exact selection, no detection is written where bins do not suffice."""
+    monkeypatch.setattr(ExactSelection, "emit", lambda self: None)
+
+
+@pytest.mark.parametrize("case", [Case(8, SIZES, 10), Case(37, ((9, 9), (4, 4), (2, 2)), 20)])
+@pytest.mark.parametrize("offset", [-17.0, -8.0, 0.0, 4.0])
+def test_spread_logits_are_chosen_by_bins(case, offset, monkeypatch):
+    """Also where the end bins hold some of them."""
+    by_bins_alone(monkeypatch)
+    boxes, logits = operands(case)
+    check(case, boxes, [x + np.float32(offset) for x in logits], tile=DetectTile(128, 8))
+
+
+def test_ties_within_a_bin_go_by_anchor_and_class(monkeypatch):
+    """Equal logits of anchors whose largest differ: the higher anchor's come first, whatever its
+    number."""
+    by_bins_alone(monkeypatch)
+    case = Case(4, ((4, 4), (2, 2), (1, 1)), 12)
+    boxes, logits = operands(case)
+    rng = np.random.default_rng(1)
+    logits = [np.full_like(x, -9) for x in logits]
+    for x in logits:
+        x[..., 0] = rng.choice(np.array([1.0, 1.001, 1.002], np.float32), x.shape[:-1])
+        x[..., 2] = 0.5
+    check(case, boxes, logits, tile=SMALL)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(8, SIZES, 10, batch=2), Case(3, ((8, 8), (4, 4), (2, 2)), 30)]
+)
+def test_exact_selection(case, monkeypatch):
+    monkeypatch.setattr(Layout, "fast", False)
+    boxes, logits = operands(case)
+    check(case, boxes, logits, tile=SMALL)
+    check(case, boxes, [np.round(x) for x in logits], tile=SMALL)
+
+
+def crowded(what: str) -> tuple[Case, list[np.ndarray]]:
+    """Logits that exceed one limit: of the anchors, groups, candidates, or elements of a bin."""
+    classes = {"groups": 64, "candidates": 64, "bin": 16}.get(what, 4)
+    case = Case(classes, ((12, 12), (6, 6), (3, 3)), 10)
+    rng = np.random.default_rng(2)
+    logits = [np.float32(-9) - np.abs(x) for x in case.maps(case.classes, rng)]
+    first = logits[0].reshape(-1, case.classes)
+    if what == "anchors":
+        first[:100] = 2.0
+    elif what == "groups":  # a logit in each of 16 groups of 10 anchors
+        first[:10] = rng.uniform(2, 5, (10, case.classes))
+        first[:10, np.arange(64) % 4 > 0] = -8
+    elif what == "candidates":  # all logits of 6 groups of 10 anchors
+        first[:10] = np.where(np.arange(64) < 24, rng.uniform(2, 5, (10, 64)), -8)
+    else:  # the best anchors' logits, 160 of them, within 1/64
+        first[:10] = 3 + rng.uniform(0, 1 / 256, (10, case.classes))
+    return case, [x.astype(np.float32) for x in logits]
+
+
+@pytest.mark.parametrize("what", ["anchors", "groups", "candidates", "bin"])
+def test_crowded_logits_are_chosen_exactly(what, monkeypatch):
+    case, logits = crowded(what)
+    boxes = operands(case)[0]
+    check(case, boxes, logits, tile=SMALL)
+    by_bins_alone(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(case, boxes, logits, tile=SMALL)
 
 
 def test_all_logits_equal():

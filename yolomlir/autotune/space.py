@@ -278,7 +278,7 @@ def _listed(problem: Problem) -> tuple[Tile, ...]:
         limit = target.shared_memory_bytes
         tiles = [t for t in tiles if module.shared_bytes(problem.shape, t) <= limit]
     else:
-        tiles = [kind(threads, lanes) for threads in (512, 1024) for lanes in (1, 2, 4, 8, 16, 32)]
+        tiles = [kind(threads, lanes) for threads in (512, 1024) for lanes in (1, 2, 4, 8, 16)]
     return tuple(dict.fromkeys([usual, *tiles]))
 
 

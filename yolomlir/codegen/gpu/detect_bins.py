@@ -43,7 +43,7 @@ from yolomlir.codegen.gpu.detect_layout import (
     bin_of,
 )
 from yolomlir.codegen.gpu.detect_maps import Maps
-from yolomlir.codegen.gpu.instructions import barrier, population_count, shuffle_xor
+from yolomlir.codegen.gpu.instructions import ballot, barrier, population_count, shuffle_xor
 from yolomlir.codegen.gpu.selection import atomic_add, choose, key_of, value_of
 
 _SCANNERS = 256
@@ -73,6 +73,8 @@ class BinSelection:
         self.shape, self.thread, self.threads = layout.shape, kernel.thread, kernel.threads
         self.image = image
         self.words = kernel.shared("int32", layout.fast_words)
+        boxes = 4 * layout.anchor_limit
+        self.boxes = kernel.shared("float32", boxes, offset_bytes=4 * layout.boxes)
         self.scanners = min(_SCANNERS, self.threads)
         self.each = BINS // self.scanners
 
@@ -151,9 +153,7 @@ class BinSelection:
         totals = self.layout.totals
 
         def within_warp() -> list[Int]:
-            total = counts[0]
-            for count in counts[1:]:
-                total = total + count
+            total = _sum(counts)
             above = self.above_in_warp(total)
             with guard((self.thread % 32).equals(0)):
                 self.words.store(self.thread // 32 + totals, (above + total).value)
@@ -209,18 +209,27 @@ class BinSelection:
 
     # ---- lists
 
-    def append(self, count: Int, end_word: int) -> Int:
-        """The place of this lane's first of `count` elements of a list, which grows by those of
-        the whole warp; all its lanes must call."""
-        above = self.above_in_warp(count)
-        first = choose(
+    def append(self, count: Int, most: int, end_word: int) -> Int:
+        """The place of this lane's first of `count` (at most `most`) elements of a list, which
+        grows by those of the whole warp; all its lanes must call.
+
+        A vote for each bit of the count: they do not wait for each other, as a sum by shuffles
+        would.
+        """
+        lower_lanes = (Int.of(1) << (self.thread % 32)) - 1
+        before, total = Int.of(0), Int.of(0)
+        for i in range(most.bit_length()):
+            votes = ballot((count >> i) & 1)
+            before = before + (population_count(votes & lower_lanes) << i)
+            total = total + (population_count(votes) << i)
+        end = choose(
             (self.thread % 32).equals(0),
-            lambda: atomic_add(self.words, end_word, above + count).value,
+            lambda: atomic_add(self.words, end_word, total).value,
             lambda: Int.of(0).value,
             i32_type(),
         )
         lane_zero, width = arith.constant(i32_type(), 0), arith.constant(i32_type(), 32)
-        return above + Int(gpu.shuffle(first, lane_zero, width, gpu.ShuffleMode.IDX)[0])
+        return before + Int(gpu.shuffle(end, lane_zero, width, gpu.ShuffleMode.IDX)[0])
 
     def warp_below(self, first: Int, count: Int | int) -> Bool:
         """Whether a warp whose thread 0 would have element `first` has any below count."""
@@ -244,63 +253,74 @@ class BinSelection:
     def list_anchors(self, first: Int, held: list[list[Int]] | None) -> None:
         """Every anchor whose largest logit is in the first bin or higher."""
         if held is not None:
-            for i, words in enumerate(held):
-                self.list_eight(Int.of(i), words, first)
+            self.list_eights([(Int.of(i), words) for i, words in enumerate(held)], first)
             return
         with loop(0, self.rounds) as state:
-            self.list_eight(state.index, self.read_bins(state.index), first)
+            self.list_eights([(state.index, self.read_bins(state.index))], first)
 
-    def list_eight(self, round_: Int, words: list[Int], first: Int) -> None:
-        """Those of eight anchors. Adding 2^15 less the first bin sets a half's highest bit."""
-        place = round_ * self.threads + self.thread
-        with guard(self.warp_below(place, self.layout.pair_words // 4)):
-            addend = (Int.of(0x8000 - 1) - first) * 0x10001
+    def list_eights(self, rounds: list[tuple[Int, list[Int]]], first: Int) -> None:
+        """Those of some rounds' anchors, eight each. Adding 2^15 less the first bin sets a half's
+        highest bit."""
+        addend = (Int.of(0x8000 - 1) - first) * 0x10001
+        found = []
+        for _, words in rounds:
             hits = Int.of(0)
             for i, word in enumerate(words):
                 hits = hits | (((word + addend) & _TOP_BITS) >> i)
-            count = population_count(hits)
-            end, anchors = self.append(count, ANCHORS), self.layout.anchors
+            found.append((hits, population_count(hits)))
+        total = _sum([count for _, count in found])
+        place = self.append(total, _EIGHT * len(rounds), ANCHORS) + self.layout.anchors
+        for (round_, _), (hits, count) in zip(rounds, found, strict=True):
+            eight = (round_ * self.threads + self.thread) * _EIGHT
             with loop(0, count, carried=[hits]) as state:
                 left = Int.of(state.carried[0])
                 lowest = left & (Int.of(0) - left)
                 bit = population_count(lowest - 1)
-                anchor = place * _EIGHT + (Int.of(30) - (bit & 15) * 2) + (bit >> 4)
-                self.words.store(end + state.index + anchors, anchor.value)
+                anchor = eight + (Int.of(30) - (bit & 15) * 2) + (bit >> 4)
+                self.words.store(place + state.index, anchor.value)
                 state.advance([left ^ lowest])
+            place = place + count
 
     def list_groups(self, first: Int, listed: Int) -> None:
-        """The groups of the listed anchors' logits whose largest may reach the bin; their keys."""
-        layout, lanes = self.layout, self.layout.tile.lanes
-        items = listed * lanes
+        """The groups of the listed anchors' logits whose largest may reach the bin; and the
+        anchors' keys and boxes."""
+        layout, each = self.layout, self.layout.words_each
+        parts = layout.tile.lanes // each
+        items = listed * parts
         with loop(0, (items + (self.threads - 1)) // self.threads) as state:
             item = state.index * self.threads + self.thread
             with guard(self.warp_below(item, items)):
                 live = item < items
-                slot, lane = select(live, item, 0) // lanes, item % lanes
+                slot, part = select(live, item, 0) // parts, item % parts
                 anchor = Int(self.words.load(slot + layout.anchors))
-                place = self.image + layout.words + anchor * lanes + lane
-                word = Int(self.workspace.load(place))
-                with guard(live & lane.equals(0)):
+                place = self.image + layout.words + anchor * layout.tile.lanes + part * each
+                words = [Int(v) for v in self.workspace.load_vector(place, each)]
+                with guard(live & part.equals(0)):
                     key = self.workspace.load(self.image + layout.keys + anchor)
+                    sides = self.maps.read_sides(anchor)
                     self.words.store(slot + layout.anchor_keys, key)
-                self.list_fields(first, slot, lane, word, live)
+                    self.boxes.store_vector(slot * 4, sides)
+                self.list_fields(first, slot, part * each, words, live)
 
-    def list_fields(self, first: Int, slot: Int, lane: Int, word: Int, live: Bool) -> None:
-        """The groups of one lane."""
+    def list_fields(
+        self, first: Int, slot: Int, first_lane: Int, words: list[Int], live: Bool
+    ) -> None:
+        """The groups of some lanes."""
         layout, bits, lanes = self.layout, self.layout.field_bits, self.layout.tile.lanes
-        bound = first >> (BIN_BITS - bits)
-        groups, every = self.shape.groups, layout.loads
-        reached: list[Bool] = []
-        for i in range(every):
-            field = (word >> (bits * i if layout.fields > 1 else 0)) & ((1 << bits) - 1)
-            exists = lane + i * lanes < groups if (i + 1) * lanes > groups else TRUE
-            reached.append(live & exists & ~(field < bound))
-        count = _count(reached)
-        place = self.append(count, GROUPS)
-        for i, hit in enumerate(reached):
+        bound, groups = first >> (BIN_BITS - bits), self.shape.groups
+        reached: list[tuple[Bool, Int]] = []
+        for w, word in enumerate(words):
+            for i in range(layout.loads):
+                group = first_lane + (w + i * lanes)
+                exists = group < groups if (i + 1) * lanes > groups else TRUE
+                field = (word >> (bits * i if layout.fields > 1 else 0)) & ((1 << bits) - 1)
+                reached.append((live & exists & ~(field < bound), group))
+        count = _count([hit for hit, _ in reached])
+        place = self.append(count, len(reached), GROUPS)
+        base = slot * groups
+        for hit, group in reached:
             with guard(hit & (place < layout.group_limit)):
-                code = slot * groups + lane + i * lanes
-                self.words.store(place + layout.groups, code.value)
+                self.words.store(place + layout.groups, (base + group).value)
             place = place + _count([hit])
 
     def list_candidates(self, first: Int, groups: Int) -> None:
@@ -317,7 +337,7 @@ class BinSelection:
                 values = self.maps.read(row, channel, shape.vector)
                 bins = [bin_of(value) for value in values]
                 reached = [live & ~(bin_ < first) for bin_ in bins]
-                place = self.append(_count(reached), CANDIDATES)
+                place = self.append(_count(reached), shape.vector, CANDIDATES)
                 for i, (hit, bin_, value) in enumerate(zip(reached, bins, values, strict=True)):
                     with guard(hit & (place < layout.candidate_limit)):
                         pair = [(slot * shape.classes + channel + i).value, key_of(value).value]
@@ -348,9 +368,9 @@ class BinSelection:
                 index, key = (Int(v) for v in self.words.load_vector(item * 2 + layout.groups, 2))
                 slot, category = index // shape.classes, index % shape.classes
                 anchor = Int(self.words.load(slot + layout.anchors))
-                sides = self.maps.read_sides(anchor)
                 rank = self.rank(item, index, key)
                 with guard(rank < shape.max_det):
+                    sides = self.boxes.load_vector(slot * 4, 4)
                     self.maps.write_row(rank, anchor, category, value_of(key), sides)
 
     def rank(self, item: Int, index: Int, key: Int) -> Int:
@@ -392,6 +412,13 @@ def _count(conditions: Sequence[Bool]) -> Int:
     total = Int.of(0)
     for condition in conditions:
         total = total + Int(arith.extui(i32_type(), condition.value))
+    return total
+
+
+def _sum(counts: Sequence[Int]) -> Int:
+    total = Int.of(0)
+    for count in counts:
+        total = total + count
     return total
 
 

@@ -74,6 +74,14 @@ class Layout:
         """Leading bits of the maximum's bin."""
         return min(BIN_BITS, 32 // self.fields)
 
+    @property
+    def words_each(self) -> int:
+        """Lanes' words that a thread takes when they are read back."""
+        each = min(4, self.tile.lanes)
+        while each > 1 and each * self.loads > 12:
+            each //= 2
+        return each
+
     # ---- the workspace
 
     @property
@@ -169,9 +177,14 @@ class Layout:
         return self.groups + self.group_limit
 
     @property
+    def boxes(self) -> int:
+        """The chosen anchors' boxes, four words each."""
+        return self.listed + 2 * self.candidate_limit
+
+    @property
     def fast_words(self) -> int:
         """Of all this."""
-        return self.listed + 2 * self.candidate_limit if self.fast else 0
+        return self.boxes + 4 * self.anchor_limit if self.fast else 0
 
     # ---- shared memory of the exact selection
 

@@ -141,6 +141,14 @@ def shuffle_xor(value: ir.Value, mask: int) -> ir.Value:
     )[0]
 
 
+def ballot(condition: Int) -> Int:
+    """A bit for every lane, set where its integer is 1 and not 0; all 32 lanes take part."""
+    everyone, i1 = arith.constant(i32_type(), -1), ir.IntegerType.get_signless(1)
+    vote = arith.trunci(i1, condition.value)
+    kind = nvvm.VoteSyncKind.ballot
+    return Int(nvvm.vote_sync(i32_type(), everyone, vote, kind))
+
+
 # ---- tensor cores -------------------------------------------------------------------------------
 
 
