@@ -194,10 +194,10 @@ class Model:
                 )
             return images
         if images.dtype == np.uint8:
-            return images.astype(np.float32) / np.float32(255)
+            return np.divide(images, np.float32(255), dtype=np.float32)
         if images.dtype.kind != "f":
             raise UserError(f"images are {images.dtype}; expected floats in 0..1, or uint8")
-        return images.astype(np.float32, copy=False)
+        return np.asarray(images, np.float32)
 
     def _run(self, images: NDArray[Any]) -> NDArray[np.float32]:
         outputs = self._executor.run({"image": self._padded(images)})

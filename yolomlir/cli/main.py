@@ -64,13 +64,20 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     parser = _Parser(prog="yolomlir", description="An MLIR compiler that makes YOLO26 fast.")
     parser.add_argument("--version", action="version", version=f"yolomlir {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = _subparsers(parser)
     for name, summary in available().items():
         if name == chosen:
             command(name).add_parser(subparsers)
         else:
             subparsers.add_parser(name, help=summary)
     return parser
+
+
+def _subparsers(
+    parser: argparse.ArgumentParser,
+) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    """Where subcommands' parsers go; they are of the parser's own class."""
+    return parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
 
 def command(name: str) -> _Command:

@@ -14,7 +14,7 @@ from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.runtime.device import CudaDevice, cuda_device
 
 try:
-    from cuda.bindings import driver
+    from cuda.bindings import driver as driver
 except ImportError as error:
     raise UserError(
         "the CUDA bindings are not installed", hint="pip install 'yolomlir[cuda]'"
@@ -102,7 +102,7 @@ class PinnedArray:
         size_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         self.address = int(call(driver.cuMemHostAlloc, size_bytes, 0))
         buffer = (ctypes.c_byte * size_bytes).from_address(self.address)
-        self.array: NDArray[Any] = np.frombuffer(buffer, dtype).reshape(tuple(shape))
+        self.array: NDArray[Any] = np.frombuffer(memoryview(buffer), dtype).reshape(tuple(shape))
 
     def free(self) -> None:
         """Free it; the array must not be used again."""
