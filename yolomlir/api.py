@@ -194,7 +194,8 @@ class Model:
                 )
             return images
         if images.dtype == np.uint8:
-            return np.divide(images, np.float32(255), dtype=np.float32)
+            scaled: NDArray[np.float32] = np.divide(images, np.float32(255), dtype=np.float32)
+            return scaled
         if images.dtype.kind != "f":
             raise UserError(f"images are {images.dtype}; expected floats in 0..1, or uint8")
         return np.asarray(images, np.float32)

@@ -92,7 +92,7 @@ class CudaMeasure:
     a chain sees the same data."""
 
     def __init__(self, workload: Workload) -> None:
-        from yolomlir.runtime.cuda_driver import Context, DeviceMemory, call, driver  # type: ignore[attr-defined]
+        from yolomlir.runtime.cuda_driver import Context, DeviceMemory, call, driver
 
         self._workload = workload
         self._context = Context()

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,7 +242,11 @@ class CudaExecutor:
             self._context.make_current()
             while len(self._events) < 4:
                 self._events.append(call(driver.cuEventCreate, 0))
-            parts = (self._copy_in, lambda: self._enqueue(self._stream), self._copy_out)
+            parts: tuple[Callable[[], None], ...] = (
+                self._copy_in,
+                lambda: self._enqueue(self._stream),
+                self._copy_out,
+            )
             start = time.perf_counter_ns()
             self._stage(inputs)
             for event, part in zip(self._events, parts, strict=False):
