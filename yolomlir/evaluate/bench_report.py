@@ -20,6 +20,10 @@ HEADER = (
 )  # fmt: skip
 
 
+BUSY = 0.25
+"""A spread of rounds from which on the machine is said to be busy."""
+
+
 def rows(result: BenchmarkResult) -> list[list[str]]:
     """A row an engine. relative: time by that of the first engine; of the GPU where both tell."""
     first = next((e for e in result.engines if e.state == "ok"), None)
@@ -96,6 +100,12 @@ def print_table(console: Console, result: BenchmarkResult) -> None:
 
 def _remarks(result: BenchmarkResult) -> list[str]:
     lines = [describe(result.environment)]
+    spreads = [e.columns["wall"].spread for e in result.engines if e.state == "ok"]
+    if max(spreads, default=0.0) > BUSY:
+        lines.append(
+            f"rounds differ by up to {100 * max(spreads):.0f}%: the machine is busy with something "
+            "else; the least times mean more than the medians"
+        )
     for engine in result.engines:
         if engine.state == "ok":
             notes = f"; {engine.notes}" if engine.notes else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from yolomlir.runtime.artifact import Program
 from yolomlir.runtime.cupti import Cupti, KernelRecord, find_library
 from yolomlir.runtime.plan import Step, View
 from yolomlir.target import Target, target_named
+
+_log = logging.getLogger(__name__)
 
 Times = NDArray[np.float64]
 CUPTI, EVENTS, CLOCK = "CUPTI", "events", "time-stamp counter"
@@ -162,21 +165,23 @@ def profile(
     method: `CUPTI` or `EVENTS`, on a GPU; None takes CUPTI where it can be had. Raises UserError
     where a method is asked for in vain.
     """
-    library = None if method == EVENTS else find_library()
+    library = None if method == EVENTS or not _has_gpu() else find_library()
     if method == CUPTI and library is None:
-        raise UserError("CUPTI is not installed", hint="pip install nvidia-cuda-cupti")
-    recorder = Cupti(library) if library is not None and _has_gpu() else None
-    try:
-        with load() as model:
-            measured = _measure(model, image, count, recorder)
-            return _assemble(model, measured, count)
-    finally:
-        if recorder is not None:
-            recorder.close()
+        raise UserError("CUPTI cannot be used", hint="pip install nvidia-cuda-cupti, on a GPU")
+    if library is not None:
+        try:
+            with Cupti(library) as recorder, load() as model:
+                return _assemble(model, _measure(model, image, count, recorder), count)
+        except InternalError as error:
+            if method == CUPTI:
+                raise
+            _log.warning("%s; timing by events instead", error)
+    with load() as model:
+        return _assemble(model, _measure(model, image, count, None), count)
 
 
 def _has_gpu() -> bool:
-    """Whether CUPTI has anything to record; it must not start where there is no GPU."""
+    """Whether CUPTI has anything to record."""
     from yolomlir.runtime.device import cuda_device
 
     return not isinstance(cuda_device(), str)

@@ -18,7 +18,6 @@ from yolomlir.diagnostics import InternalError
 
 _CONCURRENT_KERNEL = 10  # CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL
 _KINDS = (3, _CONCURRENT_KERNEL)
-_MAX_LIMIT_REACHED = 12  # CUPTI_ERROR_MAX_LIMIT_REACHED: the buffer has no further record
 _BUFFER_BYTES = 4 << 20
 _START, _END, _STREAM, _NAME, _GRAPH_NODE = 16, 24, 48, 104, 144
 """Offsets in CUpti_ActivityKernel9 to 13 (CUDA 12 and 13), which only append fields."""
@@ -74,6 +73,7 @@ class Cupti:
         self._callbacks = _REQUESTED(self._give_buffer), _COMPLETED(self._take_buffer)
         self._call("cuptiActivityRegisterCallbacks", *self._callbacks)
         self._call("cuptiActivityEnable", _CONCURRENT_KERNEL)
+        self._open = True
 
     def records(self) -> list[KernelRecord]:
         """The kernels that ended since the last call; the caller has waited for them."""
@@ -82,7 +82,10 @@ class Cupti:
         return found
 
     def close(self) -> None:
-        """Stop recording."""
+        """Stop recording; a second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
         self._call("cuptiActivityDisable", _CONCURRENT_KERNEL)
         self._call("cuptiActivityFlushAll", 1)
 
