@@ -75,9 +75,12 @@ def test_a_compiled_file_alone(capsys: pytest.CaptureFixture[str], tmp_path) -> 
     size = ["--imgsz", small_model.IMGSZ]
     source = small_model.checkpoint_file()
     assert main(["compile", source, "-o", str(path), "--target", "cpu", *size]) == 0
-    arguments = ["--against", "none", "--rounds", "1", "--seconds", "0.05"]
+    exported = tmp_path / "model.onnx"
+    arguments = ["--against", "none", "--rounds", "1", "--seconds", "0.05", "--onnx", str(exported)]
     assert main(["bench", str(path), *arguments]) == 0
     assert "yolomlir cpu fp32" in capsys.readouterr().out
+    onnx = pytest.importorskip("onnx")
+    onnx.checker.check_model(onnx.load(exported))
 
 
 def problem(folder: object) -> Problem:

@@ -24,7 +24,7 @@ from yolomlir.evaluate.peers.worker import OURS
 from yolomlir.evaluate.program_graph import graph_of_program
 from yolomlir.frontend.checkpoint import load_checkpoint
 from yolomlir.frontend.download import resolve_weights
-from yolomlir.runtime.artifact import SUFFIX, Artifact
+from yolomlir.runtime.artifact import SUFFIX, Artifact, ModelInfo
 from yolomlir.settings import settings
 from yolomlir.target import target_named
 from yolomlir.vision.demo import demo_image
@@ -58,6 +58,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--json", metavar="FILE", help="write every figure")
     parser.add_argument("--markdown", metavar="FILE", help="write the table")
+    parser.add_argument(
+        "--onnx", metavar="FILE", help="write the ONNX model that other engines are given"
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the times (.png, .svg)")
     add_compile_options(parser)
     add_device_option(parser)
@@ -67,10 +70,12 @@ def run(args: argparse.Namespace) -> int:
     """Run it; 0, or 1 when an engine failed or gave other detections."""
     if not 0 < args.seconds <= 600:
         raise UserError(f"--seconds {args.seconds}: expected more than 0 and at most 600")
-    check_writable(args.json, args.markdown, args.plot)
+    check_writable(args.json, args.markdown, args.plot, args.onnx)
     others = [] if args.against == ["none"] else args.against
     candidates_named(others, "cpu", "fp32")  # unknown names are refused before the compile
     ours, graph, artifact = _ours(args)
+    if args.onnx:
+        _write_onnx(args.onnx, graph, artifact.info)
     info, (target,) = artifact.info, list(artifact.programs)[:1]
     device = "cpu" if target == "cpu" else "cuda"
     problem = Problem(
@@ -105,6 +110,18 @@ def _report(args: argparse.Namespace, result: BenchmarkResult) -> None:
         write_text(args.markdown, markdown(result))
     if args.plot:
         plot(result, args.plot)
+
+
+def _write_onnx(path: str, graph: Graph, info: ModelInfo) -> None:
+    from yolomlir.evaluate.onnx_model import build_onnx
+
+    model = build_onnx(
+        graph, batch=info.batch, height=info.height, width=info.width, max_det=info.max_det
+    )
+    try:
+        Path(path).write_bytes(model)
+    except OSError as error:
+        raise UserError(f"cannot be written: {error.strerror}", where=path) from error
 
 
 def _ours(args: argparse.Namespace) -> tuple[list[Candidate], Graph, Artifact]:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,19 @@ def _gpu_used_mb(problem: Problem) -> float | None:
     """Memory in use on the whole GPU; a difference of two readings is one engine's."""
     if problem.device != "cuda":
         return None
-    from yolomlir.runtime.cuda_driver import Context, call, driver
+    from yolomlir.runtime.cuda_driver import call, driver
 
-    context = Context()
-    context.make_current()
+    _context().make_current()
     free, total = call(driver.cuMemGetInfo)
-    context.release()
     return float(total - free) / 1e6
+
+
+@cache
+def _context() -> Any:
+    """The GPU's primary context. It is kept: an engine must not find it destroyed."""
+    from yolomlir.runtime.cuda_driver import Context
+
+    return Context()
 
 
 def main(folder: str, name: str) -> None:
