@@ -19,7 +19,7 @@ from yolomlir.compiler import CompileOptions, ProgressCallback, compile_checkpoi
 from yolomlir.diagnostics import UserError
 from yolomlir.fingerprint import compiler_fingerprint, host_fingerprint
 from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
-from yolomlir.results import Detection, Result
+from yolomlir.results import DEFAULT_CONFIDENCE, Detection, Result
 from yolomlir.runtime.artifact import SUFFIX, Artifact, ModelInfo
 from yolomlir.runtime.executor import DeviceExecutor, Executor, open_executor
 from yolomlir.runtime.plan import Step
@@ -28,8 +28,6 @@ from yolomlir.vision.letterbox import Letterbox, letterbox
 from yolomlir.vision.sources import Frame, SourceError, open_sources
 
 _log = logging.getLogger(__name__)
-
-DEFAULT_CONFIDENCE = 0.25
 
 
 class Model:

@@ -9,6 +9,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+DEFAULT_CONFIDENCE = 0.25
+"""The least score of a prediction's detections, unless another is asked for."""
+
 
 @dataclass(frozen=True)
 class Detection:

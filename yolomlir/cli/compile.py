@@ -5,19 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from yolomlir.cli.options import add_compile_options, whole
 from yolomlir.cli.progress import console, progress_bar
+from yolomlir.compiler import LEVELS, CompileOptions, ProgressCallback, emit, merge, recompile
 from yolomlir.diagnostics import UserError
+from yolomlir.runtime.artifact import SUFFIX, Artifact
 from yolomlir.target import TARGETS, target_named
-
-if TYPE_CHECKING:
-    from yolomlir.compiler import CompileOptions, ProgressCallback
-    from yolomlir.runtime.artifact import Artifact
-
-LEVELS = ("yolo", "optimized", "linalg", "gpu", "ptx")
-_SUFFIX = ".ylm"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -99,8 +93,6 @@ def _targets(given: list[str]) -> list[str]:
 
 
 def _options(args: argparse.Namespace, target: str) -> CompileOptions:
-    from yolomlir.compiler import CompileOptions
-
     options = CompileOptions(
         target=target,
         precision=args.precision,
@@ -119,12 +111,10 @@ def _artifact(
     args: argparse.Namespace, options: list[CompileOptions], progress: ProgressCallback
 ) -> Artifact:
     from yolomlir.api import compile_artifact
-    from yolomlir.compiler import merge, recompile
     from yolomlir.frontend.download import resolve_weights
-    from yolomlir.runtime.artifact import Artifact
 
     path = resolve_weights(args.weights)
-    if path.suffix != _SUFFIX:
+    if path.suffix != SUFFIX:
         cache = not args.no_cache
         return merge([compile_artifact(path, o, cache=cache, progress=progress) for o in options])
     _refuse_changes(args, path)
@@ -133,13 +123,11 @@ def _artifact(
 
 
 def _emit(args: argparse.Namespace, options: CompileOptions) -> str:
-    from yolomlir.compiler import emit
     from yolomlir.frontend.checkpoint import load_checkpoint
     from yolomlir.frontend.download import resolve_weights
-    from yolomlir.runtime.artifact import Artifact
 
     path = resolve_weights(args.weights)
-    if path.suffix != _SUFFIX:
+    if path.suffix != SUFFIX:
         return emit(load_checkpoint(path), options, args.emit)
     _refuse_changes(args, path)
     programs = Artifact.load(path).programs

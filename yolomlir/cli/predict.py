@@ -20,6 +20,7 @@ from yolomlir.cli.options import (
 )
 from yolomlir.cli.progress import console, progress_bar
 from yolomlir.diagnostics import UserError
+from yolomlir.results import DEFAULT_CONFIDENCE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from yolomlir.results import Result
     from yolomlir.vision.decode import SourceError
     from yolomlir.vision.drawing import AnnotatedImages
-
-CONFIDENCE = 0.25
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,9 +55,9 @@ def add_prediction_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--conf",
         type=probability,
-        default=CONFIDENCE,
+        default=DEFAULT_CONFIDENCE,
         metavar="P",
-        help=f"least score, 0..1 (default: {CONFIDENCE})",
+        help=f"least score, 0..1 (default: {DEFAULT_CONFIDENCE})",
     )
     parser.add_argument(
         "--classes", nargs="+", metavar="CLASS", help="keep only these classes: names or indices"
