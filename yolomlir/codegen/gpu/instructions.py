@@ -119,12 +119,12 @@ _DISTRIBUTED = 7
 _SHARED = 3
 
 
-def shared_of_block(buffer: Buffer, rank: int) -> RemoteBuffer:
+def shared_of_block(buffer: Buffer, rank: Int | int) -> RemoteBuffer:
     """The place of this block's shared `buffer` in the block of that rank of the cluster."""
     index = memref.extract_aligned_pointer_as_index(buffer.memref)
     integer = arith.index_cast(ir.IntegerType.get_signless(64), index)
     own = llvm.inttoptr(llvm.PointerType.get(_SHARED), integer)
-    block = arith.constant(i32_type(), rank)
+    block = Int.of(rank).value
     return RemoteBuffer(nvvm.mapa(llvm.PointerType.get(_DISTRIBUTED), own, block))
 
 

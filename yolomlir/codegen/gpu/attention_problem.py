@@ -1,0 +1,130 @@
+"""Attention's shape, tile and linalg form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu import linalg_match as match
+from yolomlir.dialects import yolo
+from yolomlir.target import Target
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """`tokens` are the positions of the height x width map; channels of the input lie a head after
+    the other, each query, key, value. kernel: of the positional convolution, None without one.
+    rounded: the input is TF32 already; round_result: the result is to be."""
+
+    batch: int
+    height: int
+    width: int
+    heads: int
+    key_dim: int
+    head_dim: int
+    scale: float
+    kernel: tuple[int, int] | None
+    padding: match.Padding = (0, 0, 0, 0)
+    rounded: bool = False
+    round_result: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Positions of one image."""
+        return self.height * self.width
+
+    @property
+    def depth(self) -> int:
+        """Channels of one head in the input."""
+        return 2 * self.key_dim + self.head_dim
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """query_tiles: of 16 queries, a block. key_tiles: of 8 keys, a step of a warp. warps: of a
+    block. cluster: blocks that have the same queries; all their warps share the keys."""
+
+    query_tiles: int = 1
+    key_tiles: int = 2
+    warps: int = 8
+    cluster: int = 1
+
+    @property
+    def queries(self) -> int:
+        """Queries of a block."""
+        return 16 * self.query_tiles
+
+    @property
+    def keys(self) -> int:
+        """Keys of one step of a warp."""
+        return 8 * self.key_tiles
+
+    @property
+    def rows(self) -> int:
+        """Queries that a block finishes."""
+        return self.queries // self.cluster
+
+    @property
+    def workers(self) -> int:
+        """Warps that share the keys."""
+        return self.warps * self.cluster
+
+
+def default_tile(shape: AttentionShape, target: Target, precision: str) -> AttentionTile:
+    """16 queries a block until there are several blocks a multiprocessor, then 32, which read
+    every key half as often. Registers bound the keys of a step: more of either spill."""
+    blocks = -(-shape.tokens // 32) * shape.heads * shape.batch
+    if blocks >= 4 * target.multiprocessors:
+        return AttentionTile(query_tiles=2, key_tiles=1)
+    return AttentionTile(key_tiles=1 if precision == "fp32" else 2)
+
+
+def shared_bytes(shape: AttentionShape, tile: AttentionTile) -> int:
+    """Every warp's sums, and its maximum and total a query; in a cluster, also every block's of
+    the queries that this one finishes."""
+    parts = tile.warps + (1 if tile.cluster > 1 else 0)
+    return 4 * parts * tile.queries * (shape.head_dim + 2)
+
+
+# ---- the linalg form ----------------------------------------------------------------------------
+
+
+def parse(function: ir.Operation) -> AttentionShape:
+    """The shape of a dispatch function. Raises UnsupportedError for another form.
+
+    Arguments: qkv, then the weight (KH x KW x C in memory) and bias of the positional convolution
+    where there is one.
+    """
+    arguments = list(function.regions[0].blocks[0].arguments)
+    batch, height, width, channels = match.shape(arguments[0])
+    heads, key_dim, head_dim = (yolo.integer(function, f"yolo.{k}") for k in _INTEGERS)
+    kernel: tuple[int, int] | None = None
+    padding = (0, 0, 0, 0)
+    if len(arguments) == 3:
+        conv = match.only(function, "linalg.depthwise_conv_2d_nhwc_hwc")
+        rows, columns, _ = match.shape(conv.operands[1])
+        kernel = (rows, columns)
+        padding = match.unpadded(conv.operands[0])[1]
+        weight = match.through(conv.operands[1], "tensor.collapse_shape")
+        stretched = (match.pair(conv, "strides"), match.pair(conv, "dilations")) != ((1, 1),) * 2
+        if match.argument_number(weight) != 1 or stretched:
+            match.refuse(conv, "transposes the positional weight, or strides or dilates it")
+    elif len(arguments) != 1:
+        match.refuse(function, f"has {len(arguments)} arguments; expected qkv, weight and bias")
+    shape = AttentionShape(
+        batch, height, width, heads, key_dim, head_dim,
+        yolo.real(function, "yolo.scale"), kernel, padding,
+        "yolo.tf32_rounded" in function.attributes, "yolo.round_result" in function.attributes,
+    )  # fmt: skip
+    ends = (0, len(arguments))
+    if match.vector_width(function, 4, ends) != 4:
+        match.refuse(function, "has rows that are not aligned to 16 bytes")
+    if channels != heads * shape.depth:
+        match.refuse(function, f"has {channels} channels for {heads} heads of {shape.depth}")
+    return shape
+
+
+_INTEGERS = ("heads", "key_dim", "head_dim")
+
+
+__all__ = ["AttentionShape", "AttentionTile", "default_tile", "parse", "shared_bytes"]
