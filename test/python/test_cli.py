@@ -515,7 +515,10 @@ def test_a_compiled_file_for_another_target(capsys, tmp_path, artifact_file) -> 
     assert not other.exists()
 
 
-@pytest.mark.parametrize(("level", "target"), [("yolo", "cpu"), ("optimized", "cpu")])
+@pytest.mark.parametrize(
+    ("level", "target"),
+    [("yolo", "cpu"), ("optimized", "cpu"), ("linalg", "cpu"), ("linalg", "sm_120")],
+)
 def test_emitted_ir_is_read_again(tmp_path, checkpoint_file, level, target) -> None:
     path = tmp_path / "out.mlir"
     arguments = [checkpoint_file, "--emit", level, "--target", target, "--imgsz", SIDE, "-o", path]
@@ -538,7 +541,7 @@ def _read_again(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "target"),
-    [("linalg", "cpu"), ("optimized", "sm_90"), ("linalg", "sm_120"), ("gpu", "sm_120")],
+    [("optimized", "sm_90"), ("linalg", "sm_86"), ("gpu", "sm_90"), ("gpu", "sm_120")],
 )
 def test_emitted_ir_of_every_target_is_read_again(tmp_path, checkpoint_file, level, target) -> None:
     test_emitted_ir_is_read_again(tmp_path, checkpoint_file, level, target)

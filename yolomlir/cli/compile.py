@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     if not (args.emit or args.output or args.plot_memory):
         raise UserError("nothing to do", hint="give -o FILE, --emit LEVEL or --plot-memory FILE")
     if args.emit and len(targets) > 1:
-        raise UserError(f"--emit {args.emit} prints one target's IR; got {', '.join(targets)}")
+        message = f"--emit {args.emit} prints one target's IR; got {', '.join(targets)}"
+        raise UserError(message, hint="give one --target")
     options = [_options(args, target) for target in targets]
     from yolomlir.evaluate.outputs import check_writable, write_text
 
