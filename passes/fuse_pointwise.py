@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from yolomlir.dialects import yolo
+from yolomlir.dialects.layout import Layout
 from yolomlir.passes import naming
 from yolomlir.passes.base import Pass, PassContext
 from yolomlir.passes.outlining import (
@@ -39,12 +40,12 @@ _ABSORBED = ("yolo.conv2d", "yolo.silu", "yolo.add", "yolo.concat")
 class FusePointwise(Pass):
     """Put 1x1 convolutions into the dispatch that makes their input, on a GPU.
 
-    A chain is a convolution of any kernel and stride and 1x1 convolutions of stride 1 that read its
-    result or one another's, each with its activation and residual. Its kernel keeps a tile of
-    pixels on chip through all of them. A result that is read outside is a result of the chain's
-    dispatch, too; others are never stored. Chains grow in program order, as long as no other
-    dispatch has to run between two of their members, a tile fits the target, and a block need not
-    stream more weights than it is worth.
+    A chain is a convolution of any kernel and stride, dense or depthwise, and 1x1 convolutions of
+    stride 1 that read its result or one another's, each with its activation and residual. Its
+    kernel keeps a tile of pixels on chip through all of them. A result that is read outside is a
+    result of the chain's dispatch, too; others are never stored. Chains grow in program order, as
+    long as no other dispatch has to run between two of their members, a tile fits the target, and a
+    block need not stream more weights than it is worth.
 
     Options:
         max-stages: convolutions of a chain.
@@ -52,6 +53,7 @@ class FusePointwise(Pass):
             are better divided over K by their own kernel.
         max-pixels: pixels of the result.
         max-weight-kib: KiB of weights that a block may have to stream for the later stages.
+        depthwise: whether depthwise convolutions begin chains as well.
 
     Before:
         %1 = call @conv2d_3x3s1_8x16x16_8_silu(%x, %w, %b) {yolo.dispatch}
@@ -109,6 +111,7 @@ class FusePointwise(Pass):
     max_first_k: int = 640
     max_pixels: int = 1 << 20
     max_weight_kib: int = 384
+    depthwise: bool = True
 
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Make chains of the dispatches of `@main`; does nothing for a CPU."""
@@ -166,7 +169,9 @@ class FusePointwise(Pass):
         from yolomlir.codegen.gpu.chain_tile import default_tile, plan
         from yolomlir.diagnostics import UnsupportedError
 
-        if shape.first.k > self.max_first_k:
+        if shape.depthwise and not self.depthwise:
+            return "it begins with a depthwise convolution"
+        if shape.sizes()[0][0] > self.max_first_k:
             return f"its sums are {shape.first.k} long; at most {self.max_first_k}"
         if shape.first.pixels > self.max_pixels:
             return f"the result has {shape.first.pixels} pixels; at most {self.max_pixels}"
@@ -248,12 +253,15 @@ class _Graph:
         )
 
     def can_begin(self, call: ir.Operation) -> bool:
-        """Whether a dispatch can be a chain's first stage: no image, no groups."""
+        """Whether a dispatch can be a chain's first stage: no image; of one group, or depthwise."""
         names = [op.name for op in operations(self.body(call))[:-1]]
         known = all(name in (*_ABSORBED, "yolo.upsample") for name in names)
         types = [ir.RankedTensorType(v.type).element_type for v in call.operands]
         floats = all(isinstance(type_, ir.F32Type) for type_ in types)
-        return known and floats and yolo.integer(self.convolution(call), "groups") == 1
+        conv = self.convolution(call)
+        depthwise = family_of(call, self.table) == naming.DEPTHWISE
+        by_tap = depthwise and Layout.of(conv.operands[1].type) is Layout.HWIO
+        return known and floats and (by_tap or yolo.integer(conv, "groups") == 1)
 
     def sources(self, call: ir.Operation) -> list[ir.Value]:
         """The operands that a dispatch's convolution reads."""
@@ -268,7 +276,8 @@ class _Graph:
         return [
             op
             for op in found
-            if family_of(op, self.table) == naming.CONV2D and self.can_begin(self.group_of(op)[0])
+            if family_of(op, self.table) in (naming.CONV2D, naming.DEPTHWISE)
+            and self.can_begin(self.group_of(op)[0])
         ]
 
     def shape(self, chain: Sequence[ir.Operation]) -> ChainShape:
@@ -284,7 +293,8 @@ class _Graph:
         added = [v for call in chain for v in self._residuals(call)]
         kept = [i for i, call in enumerate(chain) if call.results[0] in added]
         first = conv_shape(self.table[yolo.callee(chain[0])])
-        return ChainShape(first, tuple(later), tuple(kept))
+        depthwise = family_of(chain[0], self.table) == naming.DEPTHWISE
+        return ChainShape(first, tuple(later), tuple(kept), depthwise)
 
     def _residuals(self, call: ir.Operation) -> list[ir.Value]:
         """The operands of a dispatch that its convolution does not read, weights left out."""

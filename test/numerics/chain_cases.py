@@ -41,7 +41,8 @@ class Link:
 class ChainCase:
     """A chain whose first stage reads `channels` of height x width.
 
-    stored: stages whose results the dispatch has; the last one's always is.
+    stored: stages whose results the dispatch has; the last one's always is. depthwise: the first
+    stage, which then has as many channels as it reads.
     """
 
     height: int
@@ -53,6 +54,7 @@ class ChainCase:
     batch: int = 1
     stored: tuple[int, ...] = ()
     attributes: str = ""
+    depthwise: bool = False
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -96,14 +98,17 @@ def chain_text(case: ChainCase) -> tuple[str, list[tuple[str, int, int]]]:
     for index, link in enumerate(case.links):
         kernel = case.kernel if index == 0 else 1
         x, x_type = _input(case, index, text, values)
-        w_type = weight(link.out, case.in_channels(index), kernel, kernel, layout="ohwi")
+        depthwise = case.depthwise and index == 0
+        fan_in, layout = (1, "hwio") if depthwise else (case.in_channels(index), "ohwi")
+        w_type = weight(link.out, fan_in, kernel, kernel, layout=layout)
         y_type = activation(case.batch, link.out, rows, columns)
         w = text.argument(w_type, "weight", index)
         b = text.argument(f"tensor<{link.out}xf32>", "bias", index)
         half, stride = kernel // 2, case.stride if index == 0 else 1
         text.lines.append(
             f'%c{index} = "yolo.conv2d"({x}, {w}, {b}) {{strides = array<i64: {stride}, {stride}>, '
-            f"padding = array<i64: {half}, {half}, {half}, {half}>, groups = 1 : i64}} : "
+            f"padding = array<i64: {half}, {half}, {half}, {half}>, "
+            f"groups = {link.out if depthwise else 1} : i64}} : "
             f"({x_type}, {w_type}, tensor<{link.out}xf32>) -> {y_type}"
         )
         value = f"%c{index}"
@@ -187,6 +192,8 @@ def random_operands(
             "bias": (link.out,),
             "residual": (case.batch, rows, columns, link.out),
         }[role]
+        if role == "weight" and stage == 0 and case.depthwise:
+            shape, channels = (kernel, kernel, 1, link.out), 1
         scale = 1 / np.sqrt(channels * kernel * kernel) if role == "weight" else 1.0
         found.append((rng.standard_normal(shape) * scale).astype(np.float32))
     return found
@@ -218,20 +225,22 @@ def expected_results(
 
     tf32: an input from outside is rounded as the kernel rounds it, so its products are exact; one
     from an earlier stage is rounded from a value that is itself off, so it may round to either
-    side: 2^-11 of its size besides its own bound. Each of the K / 8 tensor-core steps, partial sums
-    and the bias round by at most 2^-23 of the sum of magnitudes; fp32 leaves 3 x 2^-22 of each
-    product. SiLU's slope is at most 1.1; its own error is 2^-21 of its argument.
+    side: 2^-11 of its size besides its own bound. Depthwise products are of float32. Each of the K
+    / 8 tensor-core steps, partial sums and the bias round by at most 2^-23 of the sum of
+    magnitudes; fp32 leaves 3 x 2^-22 of each product. SiLU's slope is at most 1.1; its own error is
+    2^-21 of its argument.
     """
     given = dict(zip(roles, operands, strict=True))
     exact = precision == "fp32"
     done: list[tuple[np.ndarray, np.ndarray]] = []
     for index, link in enumerate(case.links):
         w, bias = given["weight", index, 0], given["bias", index, 0].astype(np.float64)
-        w = w if exact else round_to_tf32(w)
+        depthwise = case.depthwise and index == 0
+        w = w if exact or depthwise else round_to_tf32(w)
         values, errors = [], []
         if index == 0:
             x = given["input", 0, 0]
-            values.append((x if exact else round_to_tf32(x)).astype(np.float64))
+            values.append((x if exact or depthwise else round_to_tf32(x)).astype(np.float64))
             errors.append(np.zeros(x.shape))
         for number, part in enumerate(link.parts):
             if part.stage is None:
@@ -245,9 +254,11 @@ def expected_results(
             errors.append(error + (0.0 if exact else TF32_ROUNDING) * (np.abs(value) + error))
         x, off = np.concatenate(values, 3), np.concatenate(errors, 3)
         stride = case.stride if index == 0 else 1
+        if depthwise:  # as a dense convolution of which each channel reads one
+            w = np.eye(link.out)[:, None, None, :] * w.reshape(case.kernel, case.kernel, -1)
         value = convolve(x, w, stride) + bias
         magnitude = convolve(np.abs(x) + off, np.abs(w), stride) + np.abs(bias)
-        k = w[0].size
+        k = 8 * case.kernel**2 if depthwise else w[0].size
         steps = -(-k // 8) * (3 if exact else 1) + partial_sums + 2
         tolerance = convolve(off, np.abs(w), stride)
         tolerance += magnitude * (steps * 2.0**-23 + (3 * 2.0**-22 if exact else 0.0))

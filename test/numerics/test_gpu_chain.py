@@ -155,6 +155,15 @@ CASES = [
         (Link(10, add="argument"), Link(7, (Part(5), Part(6, 0, 3)), add="argument")),
     ),
     ChainCase(4, 4, 80, (Link(80), Link(80, (Part(80, 0),), silu=False)), stored=(0,)),
+    # A class head's depthwise 3x3, at two strides.
+    ChainCase(
+        7, 9, 16, (Link(16), Link(24, (Part(16, 0),)), Link(8, (Part(24, 1),), silu=False)),
+        kernel=3, depthwise=True,
+    ),
+    ChainCase(
+        8, 9, 6, (Link(6, add="argument"), Link(16, (Part(6, 0),))),
+        kernel=3, stride=2, batch=2, depthwise=True, stored=(0,),
+    ),
     # Two readers of one stage, one of them after another stage.
     ChainCase(
         4, 6, 16,
@@ -163,12 +172,16 @@ CASES = [
 ]  # fmt: skip
 
 
+CLUSTERED = (0, 1, 2, 4, 6)
+"""Cases of which every stage has channels for two blocks."""
+
+
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 def test_forms(case):
     run(case, ChainTile(16, 1, 4, 2, 3))
 
 
-@pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 2, 4, 6)], ids=(0, 1, 2, 4, 6))
+@pytest.mark.parametrize("case", [CASES[i] for i in CLUSTERED], ids=CLUSTERED)
 def test_forms_of_a_cluster(case):
     run(case, ChainTile(16, 2, 4, 2, 3))
 
@@ -178,10 +191,17 @@ def test_forms_with_the_default_tile(case):
     run(case, extra=8)
 
 
-@pytest.mark.parametrize("index", [2, 5])
+@pytest.mark.parametrize("index", [2, 5, 8])
 def test_forms_in_float32(index):
     run(CASES[index], precision="fp32")
     run(CASES[index], ChainTile(32, 1, 8, 1, 2), precision="fp32", extra=0)
+
+
+def test_a_depthwise_stage_divided_among_blocks():
+    links = (Link(32), Link(40, (Part(32, 0),)), Link(24, (Part(40, 1),)))
+    case = ChainCase(6, 7, 32, links, kernel=3, depthwise=True, stored=(0,))
+    run(case, ChainTile(16, 2, 4, 2, 3))
+    run(case, ChainTile(32, 2, 8, 1, 2), precision="fp32")
 
 
 def test_a_larger_cluster_and_many_slices():
@@ -272,7 +292,7 @@ def test_candidates_are_within_the_limits_and_assemble(name):
         (ChainTile(16, 8, 4), "without channels"),
         (ChainTile(16, 1, 3), "warps = 3"),
         (ChainTile(16, 1, 4, 16, 1), "slots"),
-        (ChainTile(256, 1, 2), "accumulators"),
+        (ChainTile(256, 1, 2), "runs a thread"),
     ],
 )
 def test_an_illegal_tile_says_why(tile, reason):

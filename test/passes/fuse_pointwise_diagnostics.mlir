@@ -7,7 +7,7 @@
 // CPU: call @conv2d_1x1s1_8x4x4_8
 // STAGES: max-stages is 0; it must be at least 1
 // OPTION: has no option 'pixels'
-// OPTION-SAME: max-stages, max-first-k, max-pixels, max-weight-kib
+// OPTION-SAME: max-stages, max-first-k, max-pixels, max-weight-kib, depthwise
 
 !t = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
 !w = tensor<8x8x3x3xf32, #yolo.layout<"ohwi">>

@@ -57,7 +57,9 @@ def shape_of(problem: ChainProblem) -> ChainShape:
     """What the choice of a tile depends on."""
     kept = {number - STAGE for s in problem.stages for number in s.epilogue.element}
     later = tuple((s.shape.k, s.shape.out_channels) for s in problem.stages[1:])
-    return ChainShape(problem.first.shape, later, tuple(sorted(k for k in kept if k >= 0)))
+    return ChainShape(
+        problem.first.shape, later, tuple(sorted(k for k in kept if k >= 0)), problem.depthwise
+    )
 
 
 class ChainKernel:
@@ -122,17 +124,20 @@ class ChainKernel:
         self.store = ChainStore(
             k, self.problem, p, staged, inputs, self.first_pixel, self.rank, end, exact=self.exact
         )
-        self.weights = [
-            WeightLoader(
+        self.weights = {
+            i: WeightLoader(
                 p.loader_tile(i), stage.shape, k.arguments[stage.weight].buffer, self.ring,
                 k.thread, self.rank * p.stages[i].n,
             )
             for i, stage in enumerate(self.problem.stages)
-        ]  # fmt: skip
-        self.source = InputLoader(
-            p.loader_tile(0), self.problem.first, k.arguments, self.ring, k.thread,
-            self.first_pixel,
-        )  # fmt: skip
+            if p.stages[i].steps
+        }  # fmt: skip
+        self.source: InputLoader | None = None
+        if not self.problem.depthwise:
+            self.source = InputLoader(
+                p.loader_tile(0), self.problem.first, k.arguments, self.ring, k.thread,
+                self.first_pixel,
+            )  # fmt: skip
         self.order = [(i, s) for i, stage in enumerate(p.stages) for s in range(stage.steps)]
 
     def _prologue(self, k: KernelBuilder) -> int:
@@ -144,12 +149,13 @@ class ChainKernel:
             self._load_weights(step)
         self.store.load_vectors()
         self.store.clear_padding()
+        if self.problem.depthwise:
+            self.store.load_taps()
+            instructions.copy_commit()
         if self.overlap:
             instructions.wait_for_predecessors()
         for step in range(count):
-            index, within = self.order[step]
-            if index == 0:
-                self.source.load(Int.of(within), Int.of(step % p.slots * p.slot))
+            self._load_input(step)
             for later in range(1, len(p.stages)):
                 first = self.order.index((later, 0))
                 if step == min(first, count - 1):
@@ -166,8 +172,11 @@ class ChainKernel:
 
     def _load(self, step: int) -> None:
         self._load_weights(step)
+        self._load_input(step)
+
+    def _load_input(self, step: int) -> None:
         index, within = self.order[step]
-        if index == 0:
+        if index == 0 and self.source is not None:
             slot = step % self.plan.slots * self.plan.slot
             self.source.load(Int.of(within), Int.of(slot))
 
@@ -175,6 +184,12 @@ class ChainKernel:
         """Every step of every stage, and each stage's epilogue after its last."""
         p = self.plan
         exchanged = False
+        if self.problem.depthwise:
+            self.store.load_residuals(0)
+            instructions.copy_wait(committed)
+            instructions.barrier()
+            exchanged = self.store.finish(0)
+        warps: _Warps | None = None
         sums: list[Fragments] = []
         for step, (index, within) in enumerate(self.order):
             stage = p.stages[index]
@@ -188,7 +203,7 @@ class ChainKernel:
                 self._load(committed)
                 instructions.copy_commit()
                 committed += 1
-            if within == 0:
+            if warps is None or within == 0:
                 self.store.load_residuals(index)
                 warps = _Warps(self, stage)
                 sums = warps.zeros()

@@ -11,11 +11,28 @@ from dataclasses import dataclass
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.builder import ELEMENT_BYTES
-from yolomlir.codegen.gpu.conv_problem import ROOT, ConvProblem, ConvShape, match_conv_input, widest
+from yolomlir.codegen.gpu.conv_problem import (
+    ROOT,
+    ConvProblem,
+    ConvShape,
+    Source,
+    match_conv_input,
+    widest,
+)
 from yolomlir.codegen.gpu.epilogue import Epilogue, match_epilogue_generic
 from yolomlir.codegen.gpu.kernel import ACTIVATION, WEIGHT, Parameter
-from yolomlir.codegen.gpu.linalg_match import argument_number, made_by, pair, refuse, shape, walk
+from yolomlir.codegen.gpu.linalg_match import (
+    argument_number,
+    made_by,
+    pair,
+    refuse,
+    shape,
+    through,
+    unpadded,
+    walk,
+)
 
+DEPTHWISE_ROOT = "linalg.depthwise_conv_2d_nhwc_hwc"
 STAGE = 1 << 16
 """Operand number of an epilogue that is the result of stage 0; stage s is STAGE + s."""
 
@@ -52,6 +69,7 @@ class Stage:
 class ChainProblem:
     """A `chain` dispatch. first: its first stage as a `conv2d` problem, for the loads.
 
+    depthwise: the first stage is, its weights KH x KW x C, its one source read directly.
     round_results: what is stored to global memory is rounded to TF32.
     """
 
@@ -59,6 +77,7 @@ class ChainProblem:
     stages: tuple[Stage, ...]
     parameters: tuple[Parameter, ...]
     round_results: bool
+    depthwise: bool = False
 
     @property
     def pixels(self) -> int:
@@ -76,7 +95,10 @@ def match_chain(function: ir.Operation, *, precision: str) -> ChainProblem:
 
     Attributes of the function are those of `match_conv`. Raises UnsupportedError for other forms.
     """
-    roots = list(walk(function, ROOT))
+    depthwise = list(walk(function, DEPTHWISE_ROOT))
+    roots = [*depthwise, *walk(function, ROOT)]
+    if len(depthwise) > 1:
+        refuse(function, "holds several depthwise convolutions")
     if not roots:
         refuse(function, "holds no convolution")
     block = function.regions[0].blocks[0]
@@ -93,16 +115,38 @@ def match_chain(function: ir.Operation, *, precision: str) -> ChainProblem:
         refuse(function, "returns something other than the results of its convolutions")
     parameters = _parameters(function, found, precision)
     rounded = _rounded(function)
-    sources, geometry, weight = match_conv_input(roots[0], rounded, parameters)
+    if depthwise:
+        sources, geometry, weight = _depthwise_input(roots[0], parameters)
+    else:
+        sources, geometry, weight = match_conv_input(roots[0], rounded, parameters)
     if geometry.source_vector == 0:
         refuse(roots[0], "begins with the convolution of an image")
     stages = [Stage(geometry, weight, found[0][1], (), found[0][2])]
     for root, epilogue, position in found[1:]:
         stages.append(_stage(root, epilogue, position, numbers, parameters, rounded, geometry))
     first = ConvProblem(geometry, sources, weight, found[0][1], parameters, 1, {})
-    return ChainProblem(
-        first, tuple(stages), parameters, "yolo.round_result" in function.attributes
-    )
+    round_results = "yolo.round_result" in function.attributes
+    return ChainProblem(first, tuple(stages), parameters, round_results, bool(depthwise))
+
+
+def _depthwise_input(
+    root: ir.Operation, parameters: tuple[Parameter, ...]
+) -> tuple[tuple[Source, ...], ConvShape, int]:
+    """The source, the shape and the weight's number of a depthwise first stage."""
+    value, (top, left, _, _) = unpadded(root.operands[0])
+    source = argument_number(value)
+    weight = argument_number(through(root.operands[1], "tensor.collapse_shape"))
+    if source is None or weight is None:
+        refuse(root, "computes the input or the weight of a depthwise convolution")
+    batch, height, width, channels = shape(value)
+    _, out_h, out_w, _ = shape(root.results[0])
+    kernel_h, kernel_w, _ = shape(root.operands[1])
+    geometry = ConvShape(
+        batch, height, width, channels, out_h, out_w, channels, kernel_h, kernel_w,
+        *pair(root, "strides"), top, left, *pair(root, "dilations"),
+        source_vector=min(widest(channels), parameters[source].alignment_bytes // 4),
+    )  # fmt: skip
+    return (Source(source, height, width, 0, channels),), geometry, weight
 
 
 def _epilogue(root: ir.Operation, stages: Mapping[ir.Value, int]) -> tuple[ir.Value, Epilogue]:
@@ -194,7 +238,12 @@ def _parameters(
 ) -> tuple[Parameter, ...]:
     """The ABI: arguments that are neither weights nor vectors by channel are activations."""
     block = function.regions[0].blocks[0]
-    weights = {argument_number(root.operands[1]) for root, _, _ in found}
+    plain = {
+        argument_number(through(root.operands[1], "tensor.collapse_shape"))
+        for root, _, _ in found
+        if root.name == DEPTHWISE_ROOT
+    }
+    weights = {argument_number(root.operands[1]) for root, _, _ in found} - {None} | plain
     vectors = {number for _, epilogue, _ in found for number in epilogue.channel}
     alignments: list[int] = []
     if "yolo.alignments" in function.attributes:
@@ -203,7 +252,7 @@ def _parameters(
     values = [*block.arguments, *block.operations[-1].operation.operands]
     for number, value in enumerate(values):
         if number in weights or number in vectors:
-            tf32 = precision == "tf32" and number in weights
+            tf32 = precision == "tf32" and number in weights - plain
             parameters.append(Parameter(WEIGHT, "float32", 16, tf32))
             continue
         element = ir.RankedTensorType(value.type).element_type

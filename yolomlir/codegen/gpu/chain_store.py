@@ -11,9 +11,20 @@ from dataclasses import dataclass
 
 from yolomlir.bindings import arith, ir
 from yolomlir.codegen.gpu import instructions
-from yolomlir.codegen.gpu.builder import TRUE, Bool, Buffer, Int, KernelBuilder, f32, guard, select
+from yolomlir.codegen.gpu.builder import (
+    TRUE,
+    Bool,
+    Buffer,
+    Int,
+    KernelBuilder,
+    f32,
+    guard,
+    select,
+    select_float,
+)
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Piece
 from yolomlir.codegen.gpu.chain_tile import STAGING_PADDING, ChainPlan, StagePlan
+from yolomlir.codegen.gpu.conv2d_load import pixel_at
 from yolomlir.codegen.gpu.conv_problem import widest
 from yolomlir.codegen.gpu.linalg_match import refuse
 
@@ -57,6 +68,10 @@ class ChainStore:
                 own[number] = k.shared("float32", part.n, offset_bytes=vectors_at_bytes)
                 vectors_at_bytes += 4 * part.n
             self._vectors.append(own)
+        taps = problem.first.shape.taps if problem.depthwise else 0
+        self._taps: Buffer | None = None
+        if taps:
+            self._taps = k.shared("float32", taps * plan.stages[0].n, offset_bytes=vectors_at_bytes)
         self._residuals: dict[int, list[list[ir.Value]]] = {}
         """Of the stage at hand: by argument, a run's values each."""
         self._kept: dict[int, list[list[ir.Value]]] = {}
@@ -82,6 +97,22 @@ class ChainStore:
                         instructions.copy_async(
                             shared, copy * width, source, channel, width, live=live
                         )
+
+    def load_taps(self) -> None:
+        """Bring this block's part of a depthwise first stage's weights into shared memory."""
+        stage, part = self._problem.stages[0], self._plan.stages[0]
+        channels, width = stage.shape.out_channels, min(widest(stage.shape.out_channels), RUN)
+        source, per_tap = self._k.arguments[stage.weight].buffer, part.n // width
+        for copy, exists in self._shares(stage.shape.taps * per_tap):
+            tap, column = copy // per_tap, (copy % per_tap) * width
+            channel = self._rank * part.n + column
+            live = channel < channels if self._ragged(channels, part) else TRUE
+            if self._taps is not None:
+                with guard(exists):
+                    instructions.copy_async(
+                        self._taps, tap * part.n + column, source, tap * channels + channel,
+                        width, live=live,
+                    )  # fmt: skip
 
     def clear_padding(self) -> None:
         """Zeros beyond the channels of every later stage's input."""
@@ -217,13 +248,7 @@ class ChainStore:
     def _values(self, index: int, number: int, run: Run) -> list[ir.Value]:
         """A run after the epilogue."""
         part, stage = self._plan.stages[index], self._problem.stages[index]
-        length = self.staged_row(part)
-        size = self._plan.tile.block_m * length
-        start = run.row * length + run.column
-        total = self.staged.load_vector(start, RUN)
-        for i in range(1, part.warps_k):
-            more = self.staged.load_vector(start + i * size, RUN)
-            total = [arith.addf(a, b) for a, b in zip(total, more, strict=True)]
+        total = self._convolved(run) if not part.steps else self._sum(part, run)
         operands = {
             argument: shared.load_vector(run.column, RUN)
             for argument, shared in self._vectors[index].items()
@@ -237,6 +262,52 @@ class ChainStore:
             stage.epilogue.apply(value, {a: v[i] for a, v in operands.items()})
             for i, value in enumerate(total)
         ]
+
+    def _sum(self, part: StagePlan, run: Run) -> list[ir.Value]:
+        """A run's sum over the slices of K, in their order."""
+        length = self.staged_row(part)
+        size = self._plan.tile.block_m * length
+        start = run.row * length + run.column
+        total = self.staged.load_vector(start, RUN)
+        for i in range(1, part.warps_k):
+            more = self.staged.load_vector(start + i * size, RUN)
+            total = [arith.addf(a, b) for a, b in zip(total, more, strict=True)]
+        return total
+
+    def _convolved(self, run: Run) -> list[ir.Value]:
+        """A run of a depthwise first stage: tap by tap, in float32, from global memory."""
+        shape, part = self._problem.first.shape, self._plan.stages[0]
+        source = self._problem.first.sources[0]
+        operand = self._k.arguments[source.argument]
+        pixel = pixel_at(
+            self._first_pixel + run.row, shape, self._plan.tile.block_m, use_mask=False
+        )
+        channel = self._rank * part.n + run.column
+        width = shape.source_vector
+        read: list[list[ir.Value]] = []
+        for tap in range(shape.taps):
+            kh, kw = divmod(tap, shape.kernel_w)
+            row, column = pixel.top + kh * shape.dilation_h, pixel.left + kw * shape.dilation_w
+            live = pixel.inside & (row < shape.height) & (column < shape.width)
+            place = (pixel.image * shape.height + row) * shape.width + column
+            start = place * operand.pitch_or_fail() + channel
+            values: list[ir.Value] = []
+            for i in range(0, RUN, width):
+                own = live
+                if self._ragged(shape.out_channels, part):
+                    own = own & ((channel + i) < shape.out_channels)
+                loaded = operand.buffer.load_vector(select(own, start + i, 0), width)
+                values += [select_float(own, v, f32(0.0)) for v in loaded]
+            read.append(values)
+        total = [f32(0.0)] * RUN
+        for tap, values in enumerate(read):
+            if self._taps is not None:
+                weights = self._taps.load_vector(run.column + tap * part.n, RUN)
+                total = [
+                    instructions.fma(x, w, t)
+                    for x, w, t in zip(values, weights, total, strict=True)
+                ]
+        return total
 
     def _kept_result(self, index: int, earlier: int, number: int) -> list[ir.Value]:
         if self._plan.stages[earlier].n != self._plan.stages[index].n:

@@ -36,16 +36,19 @@ _MAX_RUNS = 8
 class ChainShape:
     """What a tile depends on. first: the first stage; later: (K, N) of the 1x1 stages after it.
 
-    kept: stages whose result a later one adds, which keep it in registers until then.
+    kept: stages whose result a later one adds, which keep it in registers until then. depthwise:
+    the first stage convolves each channel alone.
     """
 
     first: ConvShape
     later: tuple[tuple[int, int], ...]
     kept: tuple[int, ...] = ()
+    depthwise: bool = False
 
     def sizes(self) -> list[tuple[int, int]]:
         """(K, N) of every stage."""
-        return [(self.first.k, self.first.out_channels), *self.later]
+        k = self.first.taps if self.depthwise else self.first.k
+        return [(k, self.first.out_channels), *self.later]
 
     def stage(self, index: int) -> ConvShape:
         """A stage as a convolution."""
@@ -76,9 +79,9 @@ class ChainTile:
 class StagePlan:
     """How a block computes one stage.
 
-    n: channels of a block, a multiple of 8. block_k: of a step; steps: how many; last: products
-    (of 8) of the last one. warps_m x warps_n x warps_k divide pixels, channels, and the products of
-    a step; they may be fewer than the block's warps.
+    n: channels of a block, a multiple of 8. block_k: of a step; steps: how many, none where there
+    are no matrix products; last: products (of 8) of the last one. warps_m x warps_n x warps_k
+    divide pixels, channels, and the products of a step; they may be fewer than the block's warps.
     """
 
     n: int
@@ -112,7 +115,8 @@ class ChainPlan:
     inputs: tuple[int, ...]
     """Floats of each later stage's input."""
     vectors: int
-    """Floats of the channel vectors (one a stage is assumed where tiles are chosen)."""
+    """Floats of the channel vectors (one a stage is assumed where tiles are chosen), and of the
+    weights of a depthwise first stage."""
 
     @property
     def threads(self) -> int:
@@ -150,12 +154,16 @@ class ChainPlan:
 def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = None) -> ChainPlan:
     """Work a tile out. vectors: channel vectors a stage (default one)."""
     stages = tuple(_stage(tile, *size) for size in shape.sizes())
+    if shape.depthwise:
+        stages = (StagePlan(stages[0].n, 8, 0, 0, 1, 1, 1), *stages[1:])
     loads = [tile.block_m if index == 0 else 0 for index in range(len(stages))]
-    slot = max((rows + s.n) * s.block_k for rows, s in zip(loads, stages, strict=True))
-    staging = max(s.warps_k * tile.block_m * (s.n + STAGING_PADDING) for s in stages)
+    pairs = [(rows, s) for rows, s in zip(loads, stages, strict=True) if s.steps]
+    slot = max((rows + s.n) * s.block_k for rows, s in pairs)
+    staging = max(s.warps_k * tile.block_m * (s.n + STAGING_PADDING) for _, s in pairs)
     inputs = tuple(tile.block_m * (s.padded_k + ROW_PADDING) for s in stages[1:])
     counts = vectors or (1,) * len(stages)
     floats = sum(s.n * count for s, count in zip(stages, counts, strict=True))
+    floats += stages[0].n * shape.first.taps if shape.depthwise else 0
     slots = min(tile.slots, sum(s.steps for s in stages))
     return ChainPlan(tile, shape, stages, slot, slots, staging, inputs, floats)
 
@@ -216,6 +224,12 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
     counted = 1 if precision == "tf32" else 3
     for index, stage in enumerate(p.stages):
         convolution = shape.stage(index)
+        runs = -(-tile.block_m * stage.n // (4 * threads))
+        kept += runs if index in shape.kept else 0
+        if runs > _MAX_RUNS:
+            return f"{runs} runs a thread in an epilogue; at most {_MAX_RUNS}"
+        if not stage.steps:
+            continue
         r, c = tile.block_m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
         if 4 * r * c > limit:
             return f"{4 * r * c} accumulators a thread; at most {limit}"
@@ -226,10 +240,6 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         for vector in (convolution.source_vector, convolution.weight_vector):
             if threads % (stage.block_k // vector):
                 return f"{threads} threads cannot share rows of {stage.block_k // vector} copies"
-        runs = -(-tile.block_m * stage.n // (4 * threads))
-        kept += runs if index in shape.kept else 0
-        if runs > _MAX_RUNS:
-            return f"{runs} runs a thread in an epilogue; at most {_MAX_RUNS}"
     if kept > _MAX_RUNS:
         return f"{kept} runs a thread kept for a later addition; at most {_MAX_RUNS}"
     if instructions > _MAX_UNROLLED:
@@ -269,6 +279,8 @@ _STEP = 80.0
 """Cycles of a step for its wait, barrier and first `ldmatrix`."""
 _EPILOGUE = 350.0
 """Cycles of a stage's epilogue but for its arithmetic: two barriers, partial sums, stores."""
+_DEPTHWISE = 900.0
+"""Cycles of a depthwise first stage but for its arithmetic: its inputs come from L2."""
 _CLUSTER_START = 500.0
 _EXCHANGE = 350.0
 """Cycles of a cluster's barrier after a stage, with its remote stores."""
@@ -301,6 +313,12 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
     copied, worked = 0.0, _START + (_CLUSTER_START if tile.cluster_n > 1 else 0.0)
     ahead = p.slots * p.slot * 4
     for index, (stage, (k, _)) in enumerate(zip(p.stages, shape.sizes(), strict=True)):
+        elements = tile.block_m * stage.n / p.threads
+        queue = max(1.0, sharing * tile.warps / 8)
+        exchange = _EXCHANGE if tile.cluster_n > 1 and index < len(shape.later) else 0.0
+        if not stage.steps:
+            worked += _DEPTHWISE + elements * k * 4 * queue + exchange
+            continue
         rows = tile.block_m if index == 0 else 0
         copied += 4 * k * (rows + stage.n)
         r, c = tile.block_m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
@@ -309,10 +327,7 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
         issue = count * (3 * r + 2 * c + 2 * r * c * products) * max(2.5, sharing * used / 4)
         issue = max(issue, count * products * (18 if r * c < 4 else 5 * r * c))
         tensor = sharing * tile.block_m * stage.n * k * products / peak
-        elements = tile.block_m * stage.n / p.threads
-        queue = max(1.0, sharing * tile.warps / 8)
         epilogue = _EPILOGUE + elements * (14 + 2 * stage.warps_k) * queue
-        exchange = _EXCHANGE if tile.cluster_n > 1 and index < len(shape.later) else 0.0
         worked += max(issue, tensor) + stage.steps * _STEP + epilogue + exchange
     streamed = max(0.0, copied - ahead) * sharing / port
     first = min(copied, ahead) * sharing / port / 2  # half of it while the kernel before still runs
