@@ -153,10 +153,14 @@ class _Body:
 
     def emit(self, programmatic: bool) -> None:
         """The whole body."""
+        part = self.kernel.thread % self.tile.lanes
+        anchor = self.kernel.block_x * self.tile.anchors + self.kernel.thread // self.tile.lanes
+        safe = select(anchor < self.shape.anchors, anchor, self.shape.anchors - 1)
+        row = self.maps.row_pointer(self.maps.logits, safe)
         if programmatic:
             wait_for_predecessors()
             release_dependents()
-        self.best_logits()
+        self.best_logits(anchor, part, row)
         parts = (self.kernel, self.layout, self.maps, self.workspace, self.image)
         with guard(self.last_of_image()):
             if not self.layout.fast:
@@ -170,13 +174,10 @@ class _Body:
 
     # ---- every block
 
-    def best_logits(self) -> None:
-        """What is known of each anchor's logits, to the workspace."""
-        shape, tile, layout = self.shape, self.tile, self.layout
-        part = self.kernel.thread % tile.lanes
-        anchor = self.kernel.block_x * tile.anchors + self.kernel.thread // tile.lanes
-        live = anchor < shape.anchors
-        row = self.maps.row_pointer(self.maps.logits, select(live, anchor, shape.anchors - 1))
+    def best_logits(self, anchor: Int, part: Int, row: Value) -> None:
+        """What is known of the anchor's logits, those that this lane reads, to the workspace."""
+        tile, layout = self.tile, self.layout
+        live = anchor < self.shape.anchors
         word, best = self.lane_maxima(row, part)
         mask = 1
         while mask < tile.lanes:

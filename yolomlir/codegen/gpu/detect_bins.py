@@ -163,9 +163,11 @@ class BinSelection:
         barrier()
         with guard(self.thread < self.scanners):
             running = above
-            for warp in range(1, self.scanners // 32):
-                share = Int(self.words.load(totals + warp))
-                running = running + select(self.thread < 32 * warp, share, 0)
+            warps = range(self.scanners // 32)
+            width = min(4, len(warps))
+            shares = [v for i in warps[::4] for v in self.words.load_vector(totals + i, width)]
+            for warp in warps[1:]:
+                running = running + select(self.thread < 32 * warp, Int(shares[warp]), 0)
             begins = self.note_bin(counts, running, bin_word, count_word)
             if bin_word == LAST:
                 first = self.thread * self.each + self.layout.cursors
