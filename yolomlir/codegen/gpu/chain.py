@@ -258,7 +258,7 @@ class _Warps:
         total = sums[0]
         for more in sums[1:]:
             total = products.add(total, more)
-        length = self._kernel.store.staged_row(self._stage)
+        length = self._stage.staged_row
         lane = self._kernel.lane
         row = self._slice * self._kernel.plan.tile.block_m + self._row + lane // 4
         start = row * length + self._column + (lane % 4) * 2

@@ -23,7 +23,7 @@ from yolomlir.codegen.gpu.builder import (
     select_float,
 )
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Piece
-from yolomlir.codegen.gpu.chain_tile import STAGING_PADDING, ChainPlan, StagePlan
+from yolomlir.codegen.gpu.chain_tile import ChainPlan, StagePlan
 from yolomlir.codegen.gpu.conv2d_load import pixel_at
 from yolomlir.codegen.gpu.conv_problem import widest
 from yolomlir.codegen.gpu.linalg_match import refuse
@@ -167,10 +167,6 @@ class ChainStore:
 
     # ---- a stage --------------------------------------------------------------------------------
 
-    def staged_row(self, stage: StagePlan) -> int:
-        """Floats from one row of the partial sums to the next."""
-        return stage.n + STAGING_PADDING
-
     def rounded(self, index: int, first: int, end: int) -> bool:
         """Whether channels [first, end) of a stage's input are rounded to TF32 already."""
         if index == 0:
@@ -265,7 +261,7 @@ class ChainStore:
 
     def _sum(self, part: StagePlan, run: Run) -> list[ir.Value]:
         """A run's sum over the slices of K, in their order."""
-        length = self.staged_row(part)
+        length = part.staged_row
         size = self._plan.tile.block_m * length
         start = run.row * length + run.column
         total = self.staged.load_vector(start, RUN)

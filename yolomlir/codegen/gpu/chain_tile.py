@@ -20,9 +20,6 @@ from yolomlir.target import Target
 ROW_PADDING = 4
 """Floats after the padded channels of a row in shared memory: rows then lie an odd number of
 16-byte chunks apart, so that the eight rows of an `ldmatrix` meet eight different banks."""
-STAGING_PADDING = 8
-"""Floats between rows of the partial sums: rows 8 banks apart make their stores conflict-free."""
-MAX_STAGES = 8
 _MAX_UNROLLED = 2048
 """Tensor-core instructions of a warp over the whole chain, which is unrolled."""
 _MAX_COPIES = 160
@@ -93,6 +90,12 @@ class StagePlan:
     warps_k: int
 
     @property
+    def staged_row(self) -> int:
+        """Floats from one row of the partial sums to the next: 8 or 24 banks apart, so that neither
+        their stores nor their loads meet in a bank."""
+        return self.n + (8 if self.n % 16 == 0 else 0)
+
+    @property
     def padded_k(self) -> int:
         """K with the zeros that fill the last product."""
         return (self.steps - 1) * self.block_k + 8 * self.last
@@ -159,7 +162,7 @@ def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = N
     loads = [tile.block_m if index == 0 else 0 for index in range(len(stages))]
     pairs = [(rows, s) for rows, s in zip(loads, stages, strict=True) if s.steps]
     slot = max((rows + s.n) * s.block_k for rows, s in pairs)
-    staging = max(s.warps_k * tile.block_m * (s.n + STAGING_PADDING) for _, s in pairs)
+    staging = max(s.warps_k * tile.block_m * s.staged_row for _, s in pairs)
     inputs = tuple(tile.block_m * (s.padded_k + ROW_PADDING) for s in stages[1:])
     counts = vectors or (1,) * len(stages)
     floats = sum(s.n * count for s, count in zip(stages, counts, strict=True))
