@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class YolomlirError(Exception):
     """Base of every error raised on purpose.
@@ -18,10 +20,22 @@ class YolomlirError(Exception):
         self.hint = hint
         super().__init__(self.render())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle whole, so that a worker process can hand an error on."""
+        return _rebuild, (type(self), self.message, self.where, self.hint)
+
     def render(self) -> str:
         """The error on one line: `where: message (hint)`."""
         text = f"{self.where}: {self.message}" if self.where else self.message
         return f"{text} ({self.hint})" if self.hint else text
+
+
+def _rebuild(
+    kind: type[YolomlirError], message: str, where: str | None, hint: str | None
+) -> YolomlirError:
+    error = kind.__new__(kind)
+    YolomlirError.__init__(error, message, where=where, hint=hint)
+    return error
 
 
 class UserError(YolomlirError):

@@ -16,9 +16,11 @@ import pytest
 from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
-from yolomlir.codegen.cpu import object_cache, workers
+from yolomlir.codegen import workers
+from yolomlir.codegen.cpu import object_cache
 from yolomlir.codegen.cpu.isa import Host, Isa, host
 from yolomlir.codegen.cpu.kernel import Buffer, KernelSource
+from yolomlir.codegen.cpu.lower import compile_kernel
 from yolomlir.codegen.cpu.program import compile_cpu_program
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.frontend.weights import WeightStore
@@ -263,7 +265,7 @@ def test_equal_kernels_are_compiled_once(program: Program) -> None:
 
 
 def test_a_second_compile_takes_everything_from_the_cache(program: Program, monkeypatch) -> None:
-    def refuse(jobs, *_):
+    def refuse(_, jobs, *__):
         assert not jobs, "compiled again"
 
     monkeypatch.setattr(workers, "compile_all", refuse)
@@ -333,12 +335,13 @@ def test_workers_compile_what_this_process_compiles(
 def test_a_kernel_that_cannot_be_compiled_is_named() -> None:
     bad = KernelSource("broken", "not mlir", (), (Buffer((8,)),))
     isa = host().isa
+    jobs = [(bad, isa, "a"), (bad, isa, "b")]
     with pytest.raises(InternalError, match="broken"):
-        workers.compile_all([(bad, isa, "a"), (bad, isa, "b")], 2, lambda *_: None)
+        workers.compile_all(compile_kernel, jobs, ["broken", "broken"], 2, lambda *_: None)
 
 
 def test_an_aborting_compiler_is_an_error_not_the_end(monkeypatch) -> None:
     monkeypatch.setattr(workers, "_COMMAND", "import os; os.abort()")
     job = (KernelSource("doomed", "", (), ()), Isa("sse", 4, 16), "s")
     with pytest.raises(InternalError, match=r"doomed.*aborted"):
-        workers.compile_all([job, job], 2, lambda *_: None)
+        workers.compile_all(compile_kernel, [job, job], ["doomed"] * 2, 2, lambda *_: None)

@@ -60,7 +60,7 @@ class ProcessBuilder:
     """Worker processes. count: of them; default one a core but one, which measures."""
 
     def __init__(self, count: int | None = None) -> None:
-        from yolomlir.codegen.gpu.ptx import available_cores
+        from yolomlir.codegen.workers import available_cores
 
         self.count = count or max(1, available_cores() - 1)
         prefer_toolkit()

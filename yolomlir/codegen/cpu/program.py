@@ -8,10 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from yolomlir.bindings import ir
-from yolomlir.codegen.cpu import object_cache, workers
+from yolomlir.codegen import workers
+from yolomlir.codegen.cpu import object_cache
 from yolomlir.codegen.cpu.isa import Host, host
 from yolomlir.codegen.cpu.kernel import Buffer, KernelSource
-from yolomlir.codegen.cpu.lower import CompiledKernel, entry_name
+from yolomlir.codegen.cpu.lower import CompiledKernel, compile_kernel, entry_name
 from yolomlir.diagnostics import InternalError
 from yolomlir.frontend.weights import WeightStore
 from yolomlir.runtime.artifact import Program
@@ -137,5 +138,6 @@ def _compile(
         report()
 
     report()
-    workers.compile_all(jobs, processes, done)
+    names = [source.name for source, _, _ in jobs]
+    workers.compile_all(compile_kernel, jobs, names, processes, done)
     return compiled

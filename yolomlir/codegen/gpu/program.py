@@ -38,9 +38,8 @@ def compile_gpu_program(
     where a package is missing, InternalError where a kernel cannot be generated or assembled.
     """
     kernels = generate_kernels(module, target, precision)
-    if progress:
-        progress("compiling kernels", 0, len(kernels))
-    compiled = compile_kernels(kernels, target, cache=Path(settings().cache_dir) / "kernels")
+    cache = Path(settings().cache_dir) / "kernels"
+    compiled = compile_kernels(kernels, target, cache=cache, progress=progress)
     launches = {name: kernel.launch for name, kernel in kernels.items()}
     for step in plan.steps:
         _check_alignment(step, launches[step.kernel])

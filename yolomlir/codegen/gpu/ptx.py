@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import multiprocessing
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from yolomlir.bindings import SUPPORTED_LLVM, gpu, ir, passmanager
+from yolomlir.codegen import workers
 from yolomlir.codegen.gpu.kernel import Kernel, Launch
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.target import Target
@@ -165,11 +164,13 @@ def compile_kernels(
     *,
     cache: Path | None = None,
     processes: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, CompiledKernel]:
     """Machine code for every kernel, by its key.
 
     cache: a folder of compiled kernels by content (made when missing; None for no cache).
-    processes: at most so many at once; default one a core. A corrupt cache entry is compiled again.
+    processes: at most so many at once; default one a core. progress: called with what is done and
+    how much there is. A corrupt cache entry is compiled again.
     """
     texts = {key: str(kernel.module) for key, kernel in kernels.items()}
     files = {key: _entry(cache, text, target) for key, text in texts.items()}
@@ -177,9 +178,19 @@ def compile_kernels(
     missing = [key for key in kernels if found[key] is None]
     logger.debug("%d kernels, %d to compile for %s", len(kernels), len(missing), target.name)
     jobs = [(texts[key], target) for key in missing]
-    for key, result in zip(missing, _map(jobs, processes), strict=True):
-        found[key] = result
-        write_entry(files[key], *result)
+
+    def done(index: int, result: tuple[str, Cubin]) -> None:
+        found[missing[index]] = result
+        write_entry(files[missing[index]], *result)
+        report()
+
+    def report() -> None:
+        if progress is not None:
+            left = sum(entry is None for entry in found.values())
+            progress("compiling kernels", len(found) - left, len(found))
+
+    report()
+    workers.compile_all(compile_text, jobs, missing, processes or workers.available_cores(), done)
     compiled = {}
     for key, kernel in kernels.items():
         entry = found[key]
@@ -197,25 +208,8 @@ def compile_kernel(kernel: Kernel, target: Target, *, cache: Path | None = None)
     return compile_kernels({"kernel": kernel}, target, cache=cache, processes=1)["kernel"]
 
 
-def _map(jobs: list[tuple[str, Target]], processes: int | None) -> Iterable[tuple[str, Cubin]]:
-    workers = min(len(jobs), processes or available_cores())
-    if workers <= 1:
-        return [_compile_text(job) for job in jobs]
-    # Not fork: a forked MLIR context would wait for threads that do not exist in the child.
-    method = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=method) as pool:
-        return list(pool.map(_compile_text, jobs, chunksize=max(1, len(jobs) // (8 * workers))))
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _compile_text(job: tuple[str, Target]) -> tuple[str, Cubin]:
-    text, target = job
+def compile_text(text: str, target: Target) -> tuple[str, Cubin]:
+    """PTX and machine code of a kernel's module as text; what a compiler process runs."""
     with ir.Context():
         ptx = to_ptx(ir.Module.parse(text), target)
     return ptx, assemble(ptx, target.chip)

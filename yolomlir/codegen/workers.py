@@ -6,6 +6,7 @@ has threads; a worker here is a plain interpreter that reads jobs from a pipe.
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import struct
@@ -16,27 +17,36 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from yolomlir.codegen.cpu.isa import Isa
-from yolomlir.codegen.cpu.kernel import KernelSource
-from yolomlir.codegen.cpu.lower import CompiledKernel, compile_kernel
-from yolomlir.diagnostics import InternalError
+from yolomlir.diagnostics import InternalError, YolomlirError
 
-Job = tuple[KernelSource, Isa, str]
 _SIZE = struct.Struct("<Q")
-_COMMAND = "from yolomlir.codegen.cpu import workers; workers.serve()"
+_COMMAND = "from yolomlir.codegen import workers; workers.serve()"
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def compile_all(
-    jobs: Sequence[Job], processes: int, done: Callable[[int, CompiledKernel], None]
+    compiler: Callable[..., Any],
+    jobs: Sequence[tuple[Any, ...]],
+    names: Sequence[str],
+    processes: int,
+    done: Callable[[int, Any], None],
 ) -> None:
-    """Compile every job; `done(index, kernel)` is called from one thread at a time.
+    """Call `compiler(*job)` for every job; `done(index, result)` from one thread at a time.
 
-    Raises InternalError that names the kernel where one cannot be compiled.
+    compiler: a function of a module, so that a worker can import it. names: what each job compiles,
+    for errors. Raises what the compiler raised of ours, and InternalError that names the job where
+    it failed otherwise or its process ended.
     """
     processes = min(processes, len(jobs))
     if processes <= 1:
         for index, job in enumerate(jobs):
-            done(index, compile_kernel(*job))
+            done(index, compiler(*job))
         return
     queue, lock = list(enumerate(jobs)), threading.Lock()
     queue.reverse()
@@ -44,15 +54,15 @@ def compile_all(
 
     def work() -> None:
         try:
-            with _Worker() as worker:
+            with _Worker(compiler) as worker:
                 while True:
                     with lock:
                         if not queue or failures:
                             return
                         index, job = queue.pop()
-                    kernel = worker.compile(job)
+                    result = worker.compile(job, names[index])
                     with lock:
-                        done(index, kernel)
+                        done(index, result)
         except Exception as error:
             failures.append(error)
 
@@ -67,6 +77,9 @@ def compile_all(
 
 class _Worker:
     """One process; `compile` sends it a job and waits."""
+
+    def __init__(self, compiler: Callable[..., Any]) -> None:
+        self._compiler = (compiler.__module__, compiler.__qualname__)
 
     def __enter__(self) -> _Worker:
         paths = [p for p in sys.path if p]
@@ -93,21 +106,23 @@ class _Worker:
             raise InternalError("a compiler process has no pipes")
         return process.stdin, process.stdout
 
-    def compile(self, job: Job) -> CompiledKernel:
-        """The kernel. Raises InternalError where it cannot be compiled or the process ends."""
+    def compile(self, job: tuple[Any, ...], name: str) -> Any:
+        """The result. Raises InternalError where the compiler fails or the process ends."""
         stdin, stdout = self._pipes
         try:
-            _send(stdin, job)
-            answer = _receive(stdout)
-        except (EOFError, OSError) as error:
+            _send(stdin, (self._compiler, job))
+            result, error = _receive(stdout)
+        except (EOFError, OSError) as cause:
             self._process.wait()
             self._messages.seek(0)
             text = self._messages.read().decode(errors="replace").strip()
             last = text.splitlines()[-1] if text else "no message"
-            raise InternalError(f"the compiler aborted: {last}", where=job[0].name) from error
-        if isinstance(answer, CompiledKernel):
-            return answer
-        raise InternalError(f"cannot be compiled: {answer}", where=job[0].name)
+            raise InternalError(f"the compiler aborted: {last}", where=name) from cause
+        if isinstance(error, YolomlirError):
+            raise error
+        if error is not None:
+            raise InternalError(f"cannot be compiled: {error}", where=name)
+        return result
 
 
 def _send(pipe: IO[bytes], value: Any) -> None:
@@ -124,15 +139,17 @@ def _receive(pipe: IO[bytes]) -> Any:
 
 
 def serve() -> None:
-    """A worker's life: jobs from standard input, kernels or error texts to standard output."""
+    """A worker's life: jobs from standard input, results or errors to standard output."""
     jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not mix with the answers
     while True:
         try:
-            job = _receive(jobs)
+            (module, name), job = _receive(jobs)
         except EOFError:
             return
         try:
-            _send(answers, compile_kernel(*job))
+            _send(answers, (getattr(importlib.import_module(module), name)(*job), None))
+        except YolomlirError as error:
+            _send(answers, (None, error))
         except Exception as error:
-            _send(answers, f"{type(error).__name__}: {error}")
+            _send(answers, (None, f"{type(error).__name__}: {error}"))
