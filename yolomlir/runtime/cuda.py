@@ -25,7 +25,7 @@ from yolomlir.runtime.cuda_driver import (
     load_function,
     load_module,
 )
-from yolomlir.runtime.cuda_events import EventGraph
+from yolomlir.runtime.cuda_events import EventGraph, chain_us
 from yolomlir.runtime.cuda_graph import KernelGraph, Launch
 from yolomlir.runtime.plan import Step, View
 from yolomlir.runtime.window import logical_window, span_bytes
@@ -276,6 +276,16 @@ class CudaExecutor:
                 return np.stack([graph.run(self._stream) for _ in range(count)])
             finally:
                 graph.destroy()
+
+    def time_step(self, index: int, length: int = 20, replays: int = 15) -> float:
+        """Microseconds of one step's kernel, warm, in a chain of itself; see `chain_us`.
+
+        It reads what the last inference left in the arena: run one first.
+        """
+        with self._lock:
+            self._require_open()
+            self._context.make_current()
+            return chain_us(self._launches[index], self._stream, length, replays)
 
     def _stage(self, inputs: dict[str, NDArray[Any]]) -> None:
         """Put the inputs into pinned memory."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +11,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from yolomlir.runtime.cuda_driver import call, driver
-from yolomlir.runtime.cuda_graph import Launch, kernel_node
+from yolomlir.runtime.cuda_graph import KernelGraph, Launch, kernel_node
 
 _BASELINE = 8
 """Intervals with nothing in them, which tell what an event costs."""
+
+
+def chain_us(launch: Launch, stream: Any, length: int, replays: int) -> float:
+    """Microseconds of one launch in a chain of itself, warm: the median of `replays` replays.
+
+    Each launch follows the one before as in a real graph, by a programmatic edge where it can.
+    """
+    links = [dataclasses.replace(launch, depends=(i - 1,) if i else ()) for i in range(length)]
+    graph = KernelGraph(links)
+    events = [call(driver.cuEventCreate, 0) for _ in range(2)]
+    samples = []
+    try:
+        for _ in range(replays + 3):
+            call(driver.cuEventRecord, events[0], stream)
+            graph.enqueue(stream)
+            call(driver.cuEventRecord, events[1], stream)
+            call(driver.cuEventSynchronize, events[1])
+            samples.append(1e3 * float(call(driver.cuEventElapsedTime, *events)) / length)
+    finally:
+        graph.destroy()
+        for event in events:
+            call(driver.cuEventDestroy, event)
+    return statistics.median(samples[3:])
 
 
 class EventGraph:
