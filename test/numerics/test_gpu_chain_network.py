@@ -1,0 +1,140 @@
+"""Every chain of YOLO26n with its own shape and default tile, a few of its blocks simulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from chain_cases import TF32_ROUNDING, convolve
+from conv_cases import round_to_tf32
+from gpu_dispatches import assert_close
+from yolomlir.dialects import yolo
+
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.chain import shape_of
+from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Stage, match_chain
+from yolomlir.codegen.gpu.chain_tile import default_tile, plan
+from yolomlir.codegen.gpu.generate import generate_kernel
+from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
+from yolomlir.compiler import CompileOptions, emit
+from yolomlir.frontend import network
+from yolomlir.frontend.checkpoint import Checkpoint
+from yolomlir.simulator.simulate import simulate
+from yolomlir.target import target_named
+
+Bounded = tuple[np.ndarray, np.ndarray]
+"""Values and how far they may be off."""
+
+
+def exact(x: np.ndarray) -> Bounded:
+    """Values that are what they should be."""
+    return x.astype(np.float64), np.zeros(x.shape)
+
+
+def read(problem: ChainProblem, index: int, operands: list[np.ndarray], done: list[Bounded]):
+    """A stage's input as its products see it."""
+    parts: list[Bounded] = []
+    if index == 0:
+        for source in problem.first.sources:
+            x = operands[source.argument].repeat(source.upsample, 1).repeat(source.upsample, 2)
+            parts.append(exact(x if problem.depthwise else round_to_tf32(x)))
+    for piece in problem.stages[index].pieces:
+        if piece.argument is not None:
+            parts.append(exact(round_to_tf32(operands[piece.argument])))
+            continue
+        span = slice(piece.offset, piece.offset + piece.channels)
+        value, error = (a[..., span] for a in done[piece.stage])
+        parts.append((value, error + TF32_ROUNDING * (np.abs(value) + error)))
+    return tuple(np.concatenate([p[i] for p in parts], 3) for i in (0, 1))
+
+
+def compute(stage: Stage, x: Bounded, w: np.ndarray, operands: list[np.ndarray], done, sums: int):
+    """A stage's result; the bound is that of `chain_cases.expected_results`."""
+    bias = sum(operands[number].astype(np.float64) for number in stage.epilogue.channel)
+    stride = stage.shape.stride_h
+    value = convolve(x[0], w, stride) + bias
+    magnitude = convolve(np.abs(x[0]) + x[1], np.abs(w), stride) + np.abs(bias)
+    steps = stage.shape.k // 8 + sums + 12
+    error = convolve(x[1], np.abs(w), stride) + magnitude * steps * 2.0**-23
+    if "math.exp" in str(stage.epilogue.generic):
+        error = 1.1 * error + np.abs(value) * 2.0**-21
+        value = value / (1 + np.exp(-value))
+    for number in stage.epilogue.element:
+        other = exact(operands[number]) if number < STAGE else done[number - STAGE]
+        value, error = value + other[0], error + other[1]
+    return value, error + np.abs(value) * 2.0**-23
+
+
+def evaluate(problem: ChainProblem, operands: list[np.ndarray], sums: int) -> list[Bounded]:
+    """Every stage's result in float64."""
+    done: list[Bounded] = []
+    for index, stage in enumerate(problem.stages):
+        w = operands[stage.weight]
+        if problem.depthwise and index == 0:  # as a dense one, each channel of which reads one
+            taps = w.reshape(*w.shape[:2], -1)
+            w = np.eye(taps.shape[2])[:, None, None, :] * taps
+        x = read(problem, index, operands, done)
+        done.append(compute(stage, x, w, operands, done, sums))
+    return done
+
+
+def random_operands(function: ir.Operation, kernel: Kernel) -> list[np.ndarray]:
+    """Physical arrays for the arguments; weights as the program packs them."""
+    rng = np.random.default_rng(0)
+    found = []
+    arguments = function.regions[0].blocks[0].arguments
+    for argument, parameter in zip(arguments, kernel.launch.parameters, strict=False):
+        x = rng.standard_normal(ir.RankedTensorType(argument.type).shape).astype(np.float32)
+        if parameter.role != ACTIVATION and x.ndim == 4:
+            x /= np.float32(np.sqrt(x[0].size if parameter.tf32 else x[..., 0].size))
+        found.append(round_to_tf32(x) if parameter.tf32 else x)
+    return found
+
+
+def check(view: Any, name: str, chip: str) -> None:
+    """Simulate some blocks of one chain and compare what they wrote."""
+    function, target = view.operation, target_named(chip)
+    problem = match_chain(function, precision="tf32")
+    shape = shape_of(problem)
+    work = plan(default_tile(shape, target, "tf32"), shape)
+    kernel = generate_kernel(view, target, precision="tf32")
+    operands = random_operands(function, kernel)
+    flat: list[Any] = []
+    for operand, parameter in zip(operands, kernel.launch.parameters, strict=False):
+        flat.append(operand.reshape(-1))
+        flat += [operand.shape[-1]] if parameter.role == ACTIVATION else []
+    places = {}
+    stored = [(s.result, i) for i, s in enumerate(problem.stages) if s.result is not None]
+    first = problem.first.shape
+    for _, index in sorted(stored):
+        channels = problem.stages[index].shape.out_channels
+        size = first.batch * first.out_h * first.out_w * channels
+        places[len(flat)] = index, channels
+        flat += [np.full(size, np.nan, np.float32), channels]
+    report = simulate(kernel.module, kernel.launch, flat, blocks=2, outputs=list(places))
+    wanted = evaluate(problem, operands, max(stage.warps_k for stage in work.stages))
+    for place, (index, channels) in places.items():
+        written = report.written[place].reshape(-1, channels)
+        value, error = (a.reshape(-1, channels) for a in wanted[index])
+        assert written.any(), name
+        got = flat[place].reshape(-1, channels)
+        assert_close(got[written], value[written], error[written])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("chip", ["sm_90", "sm_120"])
+def test_every_chain_in_the_simulator(chip):
+    shapes = network.parameters(network.SCALES["n"], 80, fused=True)
+    weights = {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
+    options = CompileOptions(target=chip, precision="tf32", level=3)
+    checked = 0
+    with yolo.new_context(), ir.Location.unknown():
+        module = ir.Module.parse(emit(Checkpoint(weights), options, "linalg"))
+        for view in module.body.operations:
+            op = view.operation
+            if "yolo.family" in op.attributes and yolo.string(op, "yolo.family") == "chain":
+                check(view, yolo.string(op, "sym_name"), chip)
+                checked += 1
+    assert checked >= 20
