@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         help="at most so many seconds for the first model (default: an equal share)",
     )  # fmt: skip
     parser.add_argument("--precision", default="tf32", choices=("tf32", "fp32"))
+    parser.add_argument("--level", type=int, default=2, choices=(2, 3), help="optimisation level")
     parser.add_argument("--layers", nargs="*", help="only layers that begin so")
     parser.add_argument("--workers", type=int, help="compiler processes")
     args = parser.parse_args(argv)
@@ -88,7 +89,7 @@ def _tune(
     builder: ProcessBuilder, table: Table | None,
 ) -> Table:  # fmt: skip
     started = time.monotonic()
-    options = CompileOptions(target=target, precision=args.precision)
+    options = CompileOptions(target=target, precision=args.precision, level=args.level)
     workload = collect(_checkpoint(name), options, args.layers)
     logger.info("%s: %d functions, ready in %.1f s", name, len(workload.cases), _since(started))
     with CudaMeasure(workload) as measure:
