@@ -185,32 +185,30 @@ def test_exact_selection(case, monkeypatch):
 
 
 def crowded(what: str) -> tuple[Case, list[np.ndarray]]:
-    """Logits that exceed one limit: of the anchors, groups, candidates, or elements of a bin."""
-    classes = {"groups": 64, "candidates": 64, "bin": 16}.get(what, 4)
+    """Logits that exceed one limit (with 10 wanted, 32 anchors, 128 groups, 32 kept candidates, 128
+    in a bin)."""
+    classes = {"groups": 64, "bin": 16}.get(what, 4)
     case = Case(classes, ((12, 12), (6, 6), (3, 3)), 10)
     rng = np.random.default_rng(2)
     logits = [np.float32(-9) - np.abs(x) for x in case.maps(case.classes, rng)]
     first = logits[0].reshape(-1, case.classes)
     if what == "anchors":
-        first[:100] = 2.0
+        first[:40] = 2.0
     elif what == "groups":  # a logit in each of 16 groups of 10 anchors
-        first[:10] = rng.uniform(2, 5, (10, case.classes))
-        first[:10, np.arange(64) % 4 > 0] = -8
-    elif what == "candidates":  # all logits of 6 groups of 10 anchors
-        first[:10] = np.where(np.arange(64) < 24, rng.uniform(2, 5, (10, 64)), -8)
-    else:  # the best anchors' logits, 160 of them, within 1/64
+        first[:10, ::4] = 2 + rng.uniform(0, 1 / 128, (10, 16))
+    else:  # the logits of 10 anchors within 1/64: 40 to keep, or 160 in a bin
         first[:10] = 3 + rng.uniform(0, 1 / 256, (10, case.classes))
     return case, [x.astype(np.float32) for x in logits]
 
 
-@pytest.mark.parametrize("what", ["anchors", "groups", "candidates", "bin"])
+@pytest.mark.parametrize("what", ["anchors", "groups", "kept", "bin"])
 def test_crowded_logits_are_chosen_exactly(what, monkeypatch):
     case, logits = crowded(what)
-    boxes = operands(case)[0]
-    check(case, boxes, logits, tile=SMALL)
+    boxes, tile = operands(case)[0], DetectTile(128, 8)
+    check(case, boxes, logits, tile=tile)
     by_bins_alone(monkeypatch)
     with pytest.raises(AssertionError):
-        check(case, boxes, logits, tile=SMALL)
+        check(case, boxes, logits, tile=tile)
 
 
 def test_all_logits_equal():

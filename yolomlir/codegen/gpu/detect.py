@@ -49,12 +49,13 @@ Value: TypeAlias = ir.Value
 
 
 def default_tile(shape: DetectShape, target: Target) -> DetectTile:
-    """The largest block, for the last one works alone; lanes so that each has few loads."""
+    """Threads that made YOLO26n's fastest on an H200: the last block works alone, and more threads
+    would take part in its short steps. Lanes so that each has few loads."""
     del target
     lanes = 1
     while lanes < _LANES and lanes * _LOADS < shape.groups:
         lanes *= 2
-    return DetectTile(1024, lanes)
+    return DetectTile(640, lanes)
 
 
 # ---- the linalg form ----------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from yolomlir.codegen.gpu.detect_layout import (
     ANCHORS,
     BIN_BITS,
     BINS,
-    CANDIDATES,
     CROWDED,
     DONE,
     FIRST,
@@ -43,7 +42,7 @@ from yolomlir.codegen.gpu.detect_layout import (
     bin_of,
 )
 from yolomlir.codegen.gpu.detect_maps import Maps
-from yolomlir.codegen.gpu.instructions import ballot, barrier, population_count, shuffle_xor
+from yolomlir.codegen.gpu.instructions import barrier, population_count, shuffle_xor
 from yolomlir.codegen.gpu.selection import atomic_add, choose, key_of, value_of
 
 _SCANNERS = 256
@@ -92,18 +91,16 @@ class BinSelection:
             barrier()
             groups = Int(self.words.load(GROUPS))
             with guard(groups < layout.group_limit + 1):
-                self.list_candidates(first, groups)
+                self.read_logits(first, groups)
                 barrier()
-                candidates = Int(self.words.load(CANDIDATES))
-                with guard(candidates < layout.candidate_limit + 1):
-                    self.finish(candidates)
+                self.finish(groups)
 
-    def finish(self, candidates: Int) -> None:
+    def finish(self, groups: Int) -> None:
         """From the candidates to the detections, unless a bin is crowded."""
         last, kept = self.find_bin(self.read_counts(), LAST, KEPT)
         crowded = Int(self.words.load(CROWDED))
         with guard((kept < self.layout.anchor_limit + 1) & crowded.equals(0)):
-            self.keep(candidates, last)
+            self.keep(groups, last)
             barrier()
             self.write_detections(kept)
             with guard(self.thread.equals(0)):
@@ -153,10 +150,9 @@ class BinSelection:
         totals = self.layout.totals
 
         def within_warp() -> list[Int]:
-            total = _sum(counts)
-            above = self.above_in_warp(total)
+            above, total = self.scan_warp(_sum(counts))
             with guard((self.thread % 32).equals(0)):
-                self.words.store(self.thread // 32 + totals, (above + total).value)
+                self.words.store(self.thread // 32 + totals, total.value)
             return [above]
 
         above = self.scan(within_warp, 1)[0]
@@ -200,30 +196,21 @@ class BinSelection:
                 self.words.store(CROWDED, Int.of(1).value)
         return begins
 
-    def above_in_warp(self, total: Int) -> Int:
-        """The sum of a value over the lanes above this one."""
-        above = Int.of(0)
+    def scan_warp(self, value: Int) -> tuple[Int, Int]:
+        """The sum of a value over the lanes above this one, and over all."""
+        above, total = Int.of(0), value
         for step in (1, 2, 4, 8, 16):
             other = Int(shuffle_xor(total.value, step))
             above = above + select((self.thread & step).equals(0), other, 0)
             total = total + other
-        return above
+        return above, total
 
     # ---- lists
 
-    def append(self, count: Int, most: int, end_word: int) -> Int:
-        """The place of this lane's first of `count` (at most `most`) elements of a list, which
-        grows by those of the whole warp; all its lanes must call.
-
-        A vote for each bit of the count: they do not wait for each other, as a sum by shuffles
-        would.
-        """
-        lower_lanes = (Int.of(1) << (self.thread % 32)) - 1
-        before, total = Int.of(0), Int.of(0)
-        for i in range(most.bit_length()):
-            votes = ballot((count >> i) & 1)
-            before = before + (population_count(votes & lower_lanes) << i)
-            total = total + (population_count(votes) << i)
+    def append(self, count: Int, end_word: int) -> Int:
+        """The place of this lane's first of `count` elements of a list, which grows by those of
+        the whole warp; all its lanes must call."""
+        above, total = self.scan_warp(count)
         end = choose(
             (self.thread % 32).equals(0),
             lambda: atomic_add(self.words, end_word, total).value,
@@ -231,7 +218,7 @@ class BinSelection:
             i32_type(),
         )
         lane_zero, width = arith.constant(i32_type(), 0), arith.constant(i32_type(), 32)
-        return before + Int(gpu.shuffle(end, lane_zero, width, gpu.ShuffleMode.IDX)[0])
+        return above + Int(gpu.shuffle(end, lane_zero, width, gpu.ShuffleMode.IDX)[0])
 
     def warp_below(self, first: Int, count: Int | int) -> Bool:
         """Whether a warp whose thread 0 would have element `first` has any below count."""
@@ -270,17 +257,15 @@ class BinSelection:
             for i, word in enumerate(words):
                 hits = hits | (((word + addend) & _TOP_BITS) >> i)
             found.append((hits, population_count(hits)))
-        total = _sum([count for _, count in found])
-        place = self.append(total, _EIGHT * len(rounds), ANCHORS) + self.layout.anchors
+        place = self.append(_sum([count for _, count in found]), ANCHORS) + self.layout.anchors
         for (round_, _), (hits, count) in zip(rounds, found, strict=True):
             eight = (round_ * self.threads + self.thread) * _EIGHT
-            with loop(0, count, carried=[hits]) as state:
-                left = Int.of(state.carried[0])
-                lowest = left & (Int.of(0) - left)
-                bit = population_count(lowest - 1)
+
+            def store(bit: Int, place: Int, eight: Int = eight) -> None:
                 anchor = eight + (Int.of(30) - (bit & 15) * 2) + (bit >> 4)
-                self.words.store(place + state.index, anchor.value)
-                state.advance([left ^ lowest])
+                self.words.store(place, anchor.value)
+
+            _each_bit(hits, place, store)
             place = place + count
 
     def list_groups(self, first: Int, listed: Int) -> None:
@@ -309,57 +294,73 @@ class BinSelection:
     ) -> None:
         """The groups of some lanes."""
         layout, bits, lanes = self.layout, self.layout.field_bits, self.layout.tile.lanes
-        bound, groups = first >> (BIN_BITS - bits), self.shape.groups
-        reached: list[tuple[Bool, Int]] = []
-        for w, word in enumerate(words):
-            for i in range(layout.loads):
+        bound, groups, each = first >> (BIN_BITS - bits), self.shape.groups, len(words)
+        base = slot * groups + first_lane
+        if layout.fields < layout.loads:
+            self.list_lane(base, first_lane, live & ~(words[0] < bound))
+            return
+        hits = Int.of(0)
+        for i in range(layout.loads):
+            for w, word in enumerate(words):
                 group = first_lane + (w + i * lanes)
                 exists = group < groups if (i + 1) * lanes > groups else TRUE
-                field = (word >> (bits * i if layout.fields > 1 else 0)) & ((1 << bits) - 1)
-                reached.append((live & exists & ~(field < bound), group))
-        count = _count([hit for hit, _ in reached])
-        place = self.append(count, len(reached), GROUPS)
-        base = slot * groups
-        for hit, group in reached:
-            with guard(hit & (place < layout.group_limit)):
-                self.words.store(place + layout.groups, (base + group).value)
-            place = place + _count([hit])
+                reached = ~(((word >> (bits * i)) & ((1 << bits) - 1)) < bound)
+                hits = hits | select(reached & exists, 1 << (i * each + w), 0)
+        hits = select(live, hits, 0)
+        place = self.append(population_count(hits), GROUPS)
 
-    def list_candidates(self, first: Int, groups: Int) -> None:
-        """The logits of the listed groups that reach the bin, and their histogram."""
+        def store(bit: Int, place: Int) -> None:
+            with guard(place < layout.group_limit):
+                code = base + bit % each + (bit // each) * lanes
+                self.words.store(place + layout.groups, code.value)
+
+        _each_bit(hits, place, store)
+
+    def list_lane(self, base: Int, lane: Int, hit: Bool) -> None:
+        """All groups of one lane, of which only the largest logit is known."""
+        layout, lanes = self.layout, self.layout.tile.lanes
+        count = select(hit, (Int.of(self.shape.groups + lanes - 1) - lane) // lanes, 0)
+        place = self.append(count, GROUPS)
+        with loop(0, count) as state, guard(place + state.index < layout.group_limit):
+            code = base + state.index * lanes
+            self.words.store(place + state.index + layout.groups, code.value)
+
+    def read_logits(self, first: Int, groups: Int) -> None:
+        """The keys of the listed groups' logits that reach the bin, 0 for those that do not, and
+        their histogram."""
         layout, shape = self.layout, self.shape
         with loop(0, (groups + (self.threads - 1)) // self.threads) as state:
             item = state.index * self.threads + self.thread
-            with guard(self.warp_below(item, groups)):
-                live = item < groups
-                code = Int(self.words.load(select(live, item, 0) + layout.groups))
-                slot, channel = code // shape.groups, (code % shape.groups) * shape.vector
-                anchor = Int(self.words.load(slot + layout.anchors))
+            with guard(item < groups):
+                code = Int(self.words.load(item + layout.groups))
+                anchor = Int(self.words.load(code // shape.groups + layout.anchors))
                 row = self.maps.row_pointer(self.maps.logits, anchor)
-                values = self.maps.read(row, channel, shape.vector)
-                bins = [bin_of(value) for value in values]
-                reached = [live & ~(bin_ < first) for bin_ in bins]
-                place = self.append(_count(reached), shape.vector, CANDIDATES)
-                for i, (hit, bin_, value) in enumerate(zip(reached, bins, values, strict=True)):
-                    with guard(hit & (place < layout.candidate_limit)):
-                        pair = [(slot * shape.classes + channel + i).value, key_of(value).value]
-                        self.words.store_vector(place * 2 + layout.listed, pair)
+                channel = (code % shape.groups) * shape.vector
+                keys: list[Value] = []
+                for value in self.maps.read(row, channel, shape.vector):
+                    bin_ = bin_of(value)
+                    reached = ~(bin_ < first)
+                    keys.append(select(reached, key_of(value), 0).value)
+                    with guard(reached):
                         atomic_add(self.words, bin_ + layout.cursors)
-                    place = place + _count([hit])
+                self.words.store_vector(item * shape.vector + layout.logits, keys)
 
     # ---- the end
 
-    def keep(self, candidates: Int, last: Int) -> None:
+    def keep(self, groups: Int, last: Int) -> None:
         """The candidates in the last bin or higher, to where their bins begin."""
-        layout = self.layout
-        with loop(0, (candidates + (self.threads - 1)) // self.threads) as state:
+        layout, shape = self.layout, self.shape
+        with loop(0, (groups + (self.threads - 1)) // self.threads) as state:
             item = state.index * self.threads + self.thread
-            with guard(item < candidates):
-                index, key = self.words.load_vector(item * 2 + layout.listed, 2)
-                bin_ = bin_of(value_of(Int(key)))
-                with guard(~(bin_ < last)):
-                    place = atomic_add(self.words, bin_ + layout.cursors)
-                    self.words.store_vector(place * 2 + layout.groups, [index, key])
+            with guard(item < groups):
+                index = Int(self.words.load(item + layout.groups)) * shape.vector
+                keys = self.words.load_vector(item * shape.vector + layout.logits, shape.vector)
+                for i, key in enumerate(keys):
+                    bin_ = bin_of(value_of(Int(key)))
+                    with guard(~(bin_ < last) & ~Int(key).equals(0)):
+                        place = atomic_add(self.words, bin_ + layout.cursors)
+                        pair = [(index + i).value, key]
+                        self.words.store_vector(place * 2 + layout.kept, pair)
 
     def write_detections(self, kept: Int) -> None:
         """The kept candidates that are not beyond the wanted, each to its rank's row."""
@@ -367,7 +368,7 @@ class BinSelection:
         with loop(0, (kept + (self.threads - 1)) // self.threads) as state:
             item = state.index * self.threads + self.thread
             with guard(item < kept):
-                index, key = (Int(v) for v in self.words.load_vector(item * 2 + layout.groups, 2))
+                index, key = (Int(v) for v in self.words.load_vector(item * 2 + layout.kept, 2))
                 slot, category = index // shape.classes, index % shape.classes
                 anchor = Int(self.words.load(slot + layout.anchors))
                 rank = self.rank(item, index, key)
@@ -385,7 +386,7 @@ class BinSelection:
         begin, end = Int(self.words.load(cursor + 1)), Int(self.words.load(cursor))
         with loop(0, end - begin, carried=[begin]) as state:
             place = begin + state.index
-            pair = self.words.load_vector(place * 2 + self.layout.groups, 2)
+            pair = self.words.load_vector(place * 2 + self.layout.kept, 2)
             other, others_key = Int(pair[0]), Int(pair[1])
             equal = others_key.equals(key) & ~place.equals(item)
             tied = choose(
@@ -422,6 +423,24 @@ def _sum(counts: Sequence[Int]) -> Int:
     for count in counts:
         total = total + count
     return total
+
+
+def _each_bit(bits: Int, place: Int, visit: Callable[[Int, Int], None]) -> None:
+    """Call `visit(bit, place)` for every bit set, from the lowest up, at one place after another.
+
+    (A counted loop would be unrolled, for a bit or two.)
+    """
+    types = [i32_type()] * 2
+    op = scf.WhileOp(types, [bits.value, place.value])
+    test, body = op.before.blocks.append(*types), op.after.blocks.append(*types)
+    with ir.InsertionPoint(test):
+        left, at = test.arguments
+        scf.condition((~Int(left).equals(0)).value, [left, at])
+    with ir.InsertionPoint(body):
+        left, at = (Int(v) for v in body.arguments)
+        below = left - 1
+        visit(population_count(below & (left ^ -1)), at)
+        scf.yield_([(left & below).value, (at + 1).value])
 
 
 def _where(condition: Bool, code: Callable[[], Sequence[Int]], count: int) -> list[Int]:

@@ -142,11 +142,6 @@ class Layout:
         return 4 * self.anchor_limit
 
     @property
-    def candidate_limit(self) -> int:
-        """Candidates that fit."""
-        return 4 * self.anchor_limit
-
-    @property
     def cursors(self) -> int:
         """The candidates' histogram, then where each bin begins, and a zero."""
         return STATE_WORDS
@@ -167,24 +162,29 @@ class Layout:
         return self.anchors + self.anchor_limit
 
     @property
-    def groups(self) -> int:
-        """Groups of their logits that may hold candidates; later the kept candidates by bins."""
+    def kept(self) -> int:
+        """The kept candidates by bins, two words each."""
         return self.anchor_keys + self.anchor_limit
-
-    @property
-    def listed(self) -> int:
-        """The candidates, two words each."""
-        return self.groups + self.group_limit
 
     @property
     def boxes(self) -> int:
         """The chosen anchors' boxes, four words each."""
-        return self.listed + 2 * self.candidate_limit
+        return self.kept + 2 * self.anchor_limit
+
+    @property
+    def groups(self) -> int:
+        """Groups of the anchors' logits that may hold candidates."""
+        return self.boxes + 4 * self.anchor_limit
+
+    @property
+    def logits(self) -> int:
+        """The candidates among these groups' logits: keys, or zeros."""
+        return self.groups + self.group_limit
 
     @property
     def fast_words(self) -> int:
         """Of all this."""
-        return self.boxes + 4 * self.anchor_limit if self.fast else 0
+        return self.logits + self.shape.vector * self.group_limit if self.fast else 0
 
     # ---- shared memory of the exact selection
 
