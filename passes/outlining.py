@@ -73,7 +73,7 @@ def family_of(call: ir.Operation, table: dict[str, ir.Operation]) -> str:
 
 
 Builder = Callable[[Sequence[ir.Value]], ir.Value | Sequence[ir.Value]]
-"""Builds a function's body at the insertion point from its arguments; gives its result or results."""
+"""Builds a function's body at the insertion point from its arguments; gives its results."""
 
 
 class Outliner:

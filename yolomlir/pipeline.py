@@ -24,8 +24,8 @@ from yolomlir.target import Target
 
 LOGGER = logging.getLogger(__name__)
 LEVELS = (0, 1, 2, 3)
-"""Optimisation levels: what is needed to run, what is cheap and always good, what pays on every target,
-fusion of whole chains of convolutions."""
+"""Optimisation levels: what is needed to run, what is cheap and always good, what pays on every
+target, fusion of whole chains of convolutions."""
 DEFAULT_LEVEL = 2
 _OPEN, _CLOSE = "({[<", ")}]>"
 
@@ -234,7 +234,8 @@ def _expand(name: str, text: str) -> str:
     options = text.partition("{")[2].rstrip("} ").strip()
     key, _, value = options.partition("=")
     if options and (key != "level" or value not in {str(level) for level in LEVELS}):
-        raise UserError(f"pipeline '{name}' has no option '{options}'", hint="options: level=0|1|2|3")
+        message = f"pipeline '{name}' has no option '{options}'"
+        raise UserError(message, hint="options: level=0|1|2|3")
     return pipeline_for(PIPELINES[name], int(value) if options else DEFAULT_LEVEL)
 
 
@@ -271,7 +272,9 @@ def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL) -> str:
     return f"builtin.module({','.join(text for least, text in passes if level >= least)})"
 
 
-def optimize(module: ir.Module, context: PassContext, target: Target, level: int = DEFAULT_LEVEL) -> None:
+def optimize(
+    module: ir.Module, context: PassContext, target: Target, level: int = DEFAULT_LEVEL
+) -> None:
     """Run the graph pipeline of `target` on `module` in place; the store is rewritten with it.
 
     Raises InternalError with the path of a reproducer where a pass fails.

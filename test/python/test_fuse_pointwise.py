@@ -1,4 +1,4 @@
-"""The pass `yolo-fuse-pointwise` on the whole network: what it fuses, and that the meaning stays."""
+"""`yolo-fuse-pointwise` on the whole network: what it fuses, and that the meaning stays."""
 
 from __future__ import annotations
 

@@ -29,7 +29,14 @@ from yolomlir.frontend.network import SCALES, parameters
 from yolomlir.frontend.weights import AbstractWeights, WeightStore
 from yolomlir.frontend.yolo26 import ImportedModel, import_model
 from yolomlir.interpreter import interpret
-from yolomlir.pipeline import DEFAULT_LEVEL, LEVELS, Pipeline, optimize, pipeline_for, split_pipeline
+from yolomlir.pipeline import (
+    DEFAULT_LEVEL,
+    LEVELS,
+    Pipeline,
+    optimize,
+    pipeline_for,
+    split_pipeline,
+)
 from yolomlir.reproducer import configuration_of
 from yolomlir.target import target_named
 
