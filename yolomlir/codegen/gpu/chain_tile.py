@@ -148,8 +148,9 @@ class ChainPlan:
     def loader_tile(self, index: int) -> ConvTile:
         """The tile by which a stage's operands are loaded."""
         stage = self.stages[index]
+        again = index == 0 and self.shape.first.taps > 1
         return ConvTile(
-            self.tile.block_m, stage.n, stage.block_k, self.tile.warps, through_l1=index == 0
+            self.tile.block_m, stage.n, stage.block_k, self.tile.warps, through_l1=again
         )
 
 
@@ -364,7 +365,10 @@ def default_tile(shape: ChainShape, target: Target, precision: str) -> ChainTile
     tiles = tile_space(shape, target, precision)
     best = min(tiles, key=lambda t: estimate_us(t, shape, target, precision), default=None)
     if best is None:
-        raise UnsupportedError(f"no chain tile fits {shape} on {target.name}")
+        raise UnsupportedError(
+            f"no chain tile fits {shape} on {target.name}",
+            hint="optimisation level 2 makes no chains",
+        )
     return best
 
 
