@@ -221,6 +221,41 @@ def test_result_rounded_for_its_consumer():
     np.testing.assert_array_equal(rounded, round_to_tf32(plain))
 
 
+@pytest.mark.parametrize("tile", [AttentionTile(1, 2, 2), AttentionTile(2, 4, 2, 2)], ids=str)
+def test_input_that_is_rounded_already(tile):
+    """The same bits as from a kernel that rounds it, which then changes nothing."""
+    case = Case(2, 5, 9)
+    rng = np.random.default_rng(0)
+    qkv = round_to_tf32(rng.standard_normal((1, 5, 9, 2 * case.depth), np.float32))
+    w = rng.standard_normal((3, 3, case.channels), np.float32)
+    bias = rng.standard_normal(case.channels, np.float32)
+    family = 'yolo.family = "attention"'
+    texts = (case.text(), case.text().replace(family, family + _ROUNDED))
+    first, second = (
+        Run(kernel_of(text, tile=tile), [qkv, w, bias], case.out_shape)().value for text in texts
+    )
+    np.testing.assert_array_equal(first, second)
+
+
+_ROUNDED = ", yolo.tf32_rounded = array<i64: 0>"
+
+
+def test_not_a_number_is_not_lost():
+    """Neither where the input is rounded by an addition nor in the weights' rounding."""
+    case = Case(1, 2, 4, position=False)
+    for precision, channel in (("fp32", 0), ("fp32", 70), ("tf32", 40), ("tf32", 100)):
+        qkv = np.random.default_rng(0).standard_normal((1, 2, 4, case.depth), np.float32)
+        qkv[0, 1, 2, channel] = np.nan
+        kernel = kernel_of(case.text(), precision=precision, tile=AttentionTile(1, 1, 2))
+        value = Run(kernel, [qkv], case.out_shape)().value
+        assert np.isnan(value[0, 1, 2]).any() or np.isnan(value).all()
+
+
+def test_clusters_need_a_target_that_has_them():
+    with pytest.raises(UnsupportedError, match="cluster"):
+        kernel_of(Case(1, 2, 2).text(), target="sm_80", tile=AttentionTile(cluster=2))
+
+
 def test_head_that_fragments_cannot_hold_is_refused():
     with pytest.raises(UnsupportedError, match="key_dim 24"):
         kernel_of(Case(1, 2, 2, key_dim=24).text())

@@ -272,13 +272,12 @@ def _listed(problem: Problem) -> tuple[Tile, ...]:
         limit = target.shared_memory_bytes
         tiles = [t for t in tiles if module.shared_bytes(problem.shape, t) <= limit]
     elif problem.family == "attention":
-        # More queries or keys at once than these would not fit the registers.
-        pairs = ((1, 1), (2, 1)) if problem.precision == "fp32" else ((1, 1), (1, 2), (2, 1))
-        tiles = [kind(q, k, warps) for q, k in pairs for warps in (4, 8, 16)]
+        tiles = module.tiles(problem.shape, target, problem.precision)
         limit = target.shared_memory_bytes
         tiles = [t for t in tiles if module.shared_bytes(problem.shape, t) <= limit]
     else:
-        tiles = [kind(threads, lanes) for threads in (512, 1024) for lanes in (1, 2, 4, 8, 16)]
+        sizes = (512, 640, 768, 1024)
+        tiles = [kind(threads, lanes) for threads in sizes for lanes in (1, 2, 4, 8, 16)]
     return tuple(dict.fromkeys([usual, *tiles]))
 
 

@@ -26,6 +26,7 @@ from yolomlir.codegen.gpu.attention_problem import (
     default_tile,
     parse,
     shared_bytes,
+    tiles,
 )
 from yolomlir.codegen.gpu.builder import Int, KernelBuilder, f32, loop, select, select_float
 from yolomlir.codegen.gpu.generate import register_family
@@ -346,4 +347,12 @@ def _add_half_unit(value: Value) -> Value:
     return arith.andi(raised, arith.constant(i32, _TF32_BITS))
 
 
-__all__ = ["AttentionShape", "AttentionTile", "build", "default_tile", "parse", "shared_bytes"]
+__all__ = [
+    "AttentionShape",
+    "AttentionTile",
+    "build",
+    "default_tile",
+    "parse",
+    "shared_bytes",
+    "tiles",
+]

@@ -70,13 +70,53 @@ class AttentionTile:
         return self.warps * self.cluster
 
 
+_QUERIES = 2
+"""Tiles of queries of a block in a cluster: its keys are read half as often as with one."""
+
+
 def default_tile(shape: AttentionShape, target: Target, precision: str) -> AttentionTile:
-    """16 queries a block until there are several blocks a multiprocessor, then 32, which read
-    every key half as often. Registers bound the keys of a step: more of either spill."""
-    blocks = -(-shape.tokens // 32) * shape.heads * shape.batch
-    if blocks >= 4 * target.multiprocessors:
+    """A cluster a 32 queries, where that many blocks run side by side and a warp then has its keys
+    in one step; otherwise the warps of a block share them.
+
+    Without clusters, 16 queries a block until there are several blocks a multiprocessor, then 32.
+    Registers bound the keys of a step: more of either spill.
+    """
+    sms = target.multiprocessors
+    blocks = -(-shape.tokens // (16 * _QUERIES)) * shape.heads * shape.batch
+    for cluster in (4, 2) if target.clusters else ():
+        key_tiles = 2 if precision == "fp32" else 4
+        warps = max(4, -(-shape.tokens // (8 * cluster * key_tiles)))
+        if blocks * cluster <= sms and warps <= 8:
+            return AttentionTile(_QUERIES, key_tiles, warps, cluster)
+    if target.clusters and -(-shape.tokens // 16) * shape.heads * shape.batch * 2 <= sms:
+        return AttentionTile(cluster=2)
+    if blocks >= 4 * sms:
         return AttentionTile(query_tiles=2, key_tiles=1)
     return AttentionTile(key_tiles=1 if precision == "fp32" else 2)
+
+
+def tiles(shape: AttentionShape, target: Target, precision: str) -> list[AttentionTile]:
+    """Every tile worth measuring whose warps probably have the registers."""
+    found = []
+    for cluster in (1, 2, 4, 8) if target.clusters else (1,):
+        for query_tiles in (1, 2):
+            for key_tiles in (1, 2, 4):
+                one_step = -(-shape.tokens // (8 * key_tiles * cluster))
+                for warps in sorted({4, 8, 16, max(4, one_step)}):
+                    tile = AttentionTile(query_tiles, key_tiles, warps, cluster)
+                    if warps <= 16 and _fits(shape, tile, precision):
+                        found.append(tile)
+    return found
+
+
+def _fits(shape: AttentionShape, tile: AttentionTile, precision: str) -> bool:
+    """Whether the registers suffice: sums, queries, keys and values, and the next ones in a loop,
+    as compiled kernels have them; with all products in float32 the rests come to the operands."""
+    rests = 2 if precision == "fp32" else 1
+    loops = 2 if tile.workers * tile.keys < shape.tokens else 1
+    each = (shape.key_dim + shape.head_dim) // 4
+    queries = tile.query_tiles * (shape.head_dim + rests * shape.key_dim) // 2
+    return 56 + queries + tile.key_tiles * each * loops <= min(255, 65536 // (32 * tile.warps))
 
 
 def shared_bytes(shape: AttentionShape, tile: AttentionTile) -> int:
@@ -127,4 +167,4 @@ def parse(function: ir.Operation) -> AttentionShape:
 _INTEGERS = ("heads", "key_dim", "head_dim")
 
 
-__all__ = ["AttentionShape", "AttentionTile", "default_tile", "parse", "shared_bytes"]
+__all__ = ["AttentionShape", "AttentionTile", "default_tile", "parse", "shared_bytes", "tiles"]
