@@ -276,8 +276,8 @@ def _listed(problem: Problem) -> tuple[Tile, ...]:
         limit = target.shared_memory_bytes
         tiles = [t for t in tiles if module.shared_bytes(problem.shape, t) <= limit]
     else:
-        sizes = (512, 640, 768, 1024)
-        tiles = [kind(threads, lanes) for threads in sizes for lanes in (1, 2, 4, 8, 16)]
+        threads = (512, 640, 768, 1024)
+        tiles = [kind(count, lanes) for count in threads for lanes in (1, 2, 4, 8, 16)]
     return tuple(dict.fromkeys([usual, *tiles]))
 
 
