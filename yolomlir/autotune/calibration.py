@@ -11,17 +11,10 @@ from importlib import resources
 import numpy as np
 
 from yolomlir.autotune import space
-from yolomlir.autotune.cost_model import (
-    DEFAULT,
-    Constants,
-    Device,
-    Features,
-    Measured,
-    Quality,
-    fit,
-    held_out_quality,
-)
+from yolomlir.autotune.correction import Correction
+from yolomlir.autotune.cost_model import DEFAULT, Constants, Device, Features
 from yolomlir.autotune.database import Database
+from yolomlir.autotune.fitting import Measured, Quality, fit, held_out_quality
 from yolomlir.codegen.gpu.conv2d_space import ConvTiles
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.diagnostics import UserError
@@ -30,9 +23,10 @@ from yolomlir.target import target_named
 logger = logging.getLogger(__name__)
 
 _FEWEST_POINTS = 4
-"""Of a shape, for it to count: fewer say nothing of an order."""
+"""Of a function, for it to count: fewer say nothing of an order."""
 _FEWEST_SHAPES = 10
 _FILE = "constants.json"
+_CORRECTION = "correction"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,33 +45,43 @@ def shipped_calibration() -> Calibration:
     if not file.is_file():
         return Calibration(DEFAULT)
     data = json.loads(file.read_text(encoding="utf-8"))
-    known = {f.name for f in dataclasses.fields(Constants)}
+    known = {f.name for f in dataclasses.fields(Constants)} - {_CORRECTION}
     values = {k: float(v) for k, v in data["constants"].items() if k in known}
-    return Calibration(Constants(**values), str(data["device"]), str(data["quality"]))
+    trees = data.get(_CORRECTION)
+    correction = Correction.from_json(trees) if trees else None
+    constants = Constants(**values, correction=correction)
+    return Calibration(constants, str(data["device"]), str(data["quality"]))
 
 
 def constants_text(constants: Constants, device: str, quality: Quality) -> str:
     """The file of shipped constants: where they are from, and how good they are."""
+    names = [f.name for f in dataclasses.fields(Constants) if f.name != _CORRECTION]
     data = {
         "device": device,
         "quality": str(quality),
-        "constants": {k: float(f"{v:.5g}") for k, v in dataclasses.asdict(constants).items()},
+        "constants": {k: float(f"{getattr(constants, k):.5g}") for k in names},
     }
-    return json.dumps(data, indent=2) + "\n"
+    text = json.dumps(data, indent=2)
+    if constants.correction is not None:  # a line a tree
+        trees = constants.correction.as_json()
+        lines = ",\n".join(f"      {json.dumps(tree)}" for tree in trees.pop("trees"))
+        head = json.dumps(trees)[:-1]
+        text = f'{text[:-2]},\n  "{_CORRECTION}": {head}, "trees": [\n{lines}\n  ]}}\n}}'
+    return text + "\n"
 
 
 def measured_convolutions(database: Database, precision: str = "tf32") -> list[Measured]:
-    """The measurements of a database as the model needs them, an item a distinct shape."""
-    by_shape: dict[ConvShape, dict[str, float]] = {}
+    """The measurements of a database as the model needs them, an item a function.
+
+    Functions of one shape differ in their epilogues, and so do their times: they are kept apart.
+    """
+    data = []
     for key, times in database.times.items():
         case = database.cases.get(key)
         if case is None or case.family != "conv2d" or case.precision != precision:
             continue
-        points = by_shape.setdefault(ConvShape(**case.shape), {})
-        points.update({r.tile: r.us for r in times.values() if not r.fault})
-    data = []
-    for shape, points in by_shape.items():
-        item = _measured(shape, points, precision)
+        points = {r.tile: r.us for r in times.values() if not r.fault}
+        item = _measured(ConvShape(**case.shape), points, precision)
         if item is not None:
             data.append(item)
     return data
@@ -104,9 +108,10 @@ def calibrate(database: Database, precision: str = "tf32") -> tuple[Constants, Q
     Raises UserError where there are too few measurements.
     """
     data = measured_convolutions(database, precision)
-    if len(data) < _FEWEST_SHAPES:
+    shapes = len({d.name for d in data})
+    if shapes < _FEWEST_SHAPES:
         raise UserError(
-            f"{len(data)} measured shapes are too few to fit the cost model; it needs "
+            f"{shapes} measured shapes are too few to fit the cost model; it needs "
             f"{_FEWEST_SHAPES}",
             hint="tune a whole model first: yolomlir tune yolo26n",
         )

@@ -7,7 +7,8 @@ that share a multiprocessor share its rates; blocks beyond what fits take furthe
 are cycles, bytes a cycle or ratios, so that they carry over to a GPU of another clock and size.
 
 What such a picture does not have (how soon dependent kernels start, what L1 is good for, how well
-wide warps use their registers) is left to a few factors, each a power of one property of the tile.
+wide warps use their registers) is left to a few factors, each a power of one property of the tile,
+and what remains to a correction by trees (`correction.py`) over properties of these phases.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from yolomlir.autotune.correction import Correction
 from yolomlir.codegen.gpu.conv2d_space import ConvTiles
 from yolomlir.target import Target
 
@@ -78,6 +80,8 @@ class Constants:
     """the square of the binary logarithm of a block's warps: both few and many cost."""
     log_waves: float = 0.0
     """more blocks than fit at once: the last wave overlaps the one before."""
+    correction: Correction | None = None
+    """What is left over, by properties of the tile and its phases; None where nothing is known."""
 
     def vector(self) -> Floats:
         """The positive constants, in the order of the fields."""
@@ -99,7 +103,9 @@ class Constants:
 
 
 _FACTORS = tuple(f.name for f in dataclasses.fields(Constants) if f.name.startswith("log_"))
-_POSITIVE = tuple(f.name for f in dataclasses.fields(Constants) if f.name not in _FACTORS)
+_POSITIVE = tuple(
+    f.name for f in dataclasses.fields(Constants) if f.name not in (*_FACTORS, "correction")
+)
 
 
 DEFAULT = Constants()
@@ -162,6 +168,13 @@ class Features:
             "warps": t.warps,
             "registers": np.minimum(registers, np.minimum(255, 65536 // (32 * t.warps))),
             "shared_bytes": t.shared_bytes,
+            "block_m": t.block_m,
+            "block_n": t.block_n,
+            "block_k": t.block_k,
+            "warps_k": t.warps_k,
+            "cluster_k": t.cluster_k,
+            "rows": t.block_m / shape.out_w,
+            "padded_channels": -(-shape.out_channels // t.block_n) * t.block_n / shape.out_channels,
             "warp_m": t.warp_m,
             "warp_n": t.warp_n,
             "steps": np.maximum(t.block_k // 8 // t.warps_k, 1),
@@ -197,24 +210,46 @@ class Features:
         return Features({n: c[chosen] for n, c in self.columns.items()})
 
 
+@dataclass(frozen=True)
+class _Phases:
+    """What a row's time is made of. together: blocks that share a multiprocessor, 0 where not one
+    fits. resident: those that do at first. tensor, copy, issue: cycles of a step if only that took
+    time; step: the slowest. a_step: cycles of a step, with what is not hidden."""
+
+    together: Floats
+    waves: Floats
+    resident: Floats
+    tensor: Floats
+    copy: Floats
+    issue: Floats
+    step: Floats
+    a_step: Floats
+    cycles: Floats
+
+
 def predict_us(features: Features, device: Device, constants: Constants = DEFAULT) -> Floats:
     """Microseconds of each row; infinity where not one block fits a multiprocessor."""
     f, c = features, constants
-    sms = device.multiprocessors
+    phases = _phases(f, device, c)
+    cycles = phases.cycles
+    if c.correction is not None:
+        cycles = cycles * np.exp(c.correction.log_factor(_describe(f, device, phases)))
+    spilled = np.where(f.footprint > device.l2_bytes, f.footprint / device.dram_bytes_per_s, 0.0)
+    us = 1e6 * np.maximum(cycles / device.clock_hz, spilled)
+    return np.where(phases.together >= 1, us, np.inf)
+
+
+def _phases(f: Features, device: Device, c: Constants) -> _Phases:
     together, waves = _waves(f, device)
-    fits = together >= 1
-    together = np.maximum(together, 1)
+    sms, most = device.multiprocessors, np.maximum(together, 1)
     busy = np.minimum(f.blocks, sms)
-    side_by_side = np.minimum(f.blocks, sms * together) / busy
+    side_by_side = np.minimum(f.blocks, sms * most) / busy
     queue = np.ceil(side_by_side * f.warps / _SCHEDULERS)
     pace = np.maximum(c.instruction, queue)
-    step = np.maximum.reduce(
-        [
-            _tensor_cycles(f, c, device, queue),
-            _copy_cycles(f, c, device, busy, side_by_side),
-            _instructions(f, c) * pace,
-        ]
-    )
+    tensor = _tensor_cycles(f, c, device, queue)
+    copy = _copy_cycles(f, c, device, busy, side_by_side)
+    issue = _instructions(f, c) * pace
+    step = np.maximum.reduce([tensor, copy, issue])
     hidden = c.latency / np.maximum(1, f.stages - 1)
     latency = c.product * f.steps + np.where(f.k_tiles > f.stages, hidden, 0.0)
     a_step = c.step + np.maximum(step, latency)
@@ -222,9 +257,53 @@ def predict_us(features: Features, device: Device, constants: Constants = DEFAUL
     epilogue += c.staged * f.staged + c.cluster * f.clustered
     cycles = waves * (f.k_tiles * a_step + epilogue + c.start)
     cycles *= np.exp(_factor_columns(f, waves) @ c.factors())
-    spilled = np.where(f.footprint > device.l2_bytes, f.footprint / device.dram_bytes_per_s, 0.0)
-    us = 1e6 * np.maximum(cycles / device.clock_hz, spilled)
-    return np.where(fits, us, np.inf)
+    resident = np.minimum(np.ceil(f.blocks / sms), most)
+    return _Phases(together, waves, resident, tensor, copy, issue, step, a_step, cycles)
+
+
+def correction_columns(
+    features: Features, device: Device, constants: Constants
+) -> dict[str, Floats]:
+    """What a correction of these constants is a function of, a value a row each."""
+    return _describe(features, device, _phases(features, device, constants))
+
+
+def _describe(f: Features, device: Device, p: _Phases) -> dict[str, Floats]:
+    """Properties of a tile and its phases that mean the same on every GPU, sizes as logarithms."""
+    fill = f.blocks / (device.multiprocessors * np.maximum(p.together, 1))
+    log = np.log2
+    return {
+        "cycles": log(p.cycles),
+        "tensor": log(p.tensor / p.step),
+        "copy": log(p.copy / p.step),
+        "issue": log(p.issue / p.step),
+        "loop": p.waves * f.k_tiles * p.a_step / p.cycles,
+        "fill": log(fill),
+        "tail": log(p.waves / fill),
+        "waves": p.waves,
+        "rounds": log(np.ceil(f.blocks / device.multiprocessors)),
+        "resident": log(p.resident * f.warps),
+        "shared": f.shared_bytes / device.shared_bytes,
+        "wasted": log(f.padded_channels),
+        "block": log(f.block_m * f.block_n),
+        "block_n": log(f.block_n),
+        "block_k": log(f.block_k),
+        "warps": log(f.warps),
+        "warps_k": log(f.warps_k),
+        "warp_n": log(f.warp_n),
+        "warp_shape": log(f.warp_m / f.warp_n),
+        "loads": log((f.warp_m + f.warp_n) / (f.warp_m * f.warp_n)),
+        "cluster": log(f.cluster_k),
+        "outputs": log(f.outputs / (32 * f.warps)),
+        "steps": log(f.steps),
+        "k_tiles": log(f.k_tiles),
+        "ahead": log(np.minimum(f.stages, f.k_tiles) * f.block_k),
+        "refills": log(f.k_tiles / f.stages),
+        "rows": log(f.rows),
+        "staged": f.log_staged,
+        "release_early": f.log_release_early,
+        "through_l1": f.log_through_l1,
+    }
 
 
 def _waves(f: Features, device: Device) -> tuple[Floats, Floats]:
@@ -240,8 +319,12 @@ def _waves(f: Features, device: Device) -> tuple[Floats, Floats]:
     return together, np.ceil(f.blocks / (device.multiprocessors * np.maximum(together, 1)))
 
 
+def factor_columns(features: Features, device: Device) -> Floats:
+    """What the logarithm of each factor is multiplied by: a row a tile, a column a factor."""
+    return _factor_columns(features, _waves(features, device)[1])
+
+
 def _factor_columns(f: Features, waves: Floats) -> Floats:
-    """A column a factor: what its logarithm is multiplied by."""
     columns = [waves > 1 if name == "log_waves" else f.columns[name] for name in _FACTORS]
     return np.stack(columns, axis=1).astype(np.float64)
 
@@ -264,189 +347,3 @@ def _instructions(f: Features, c: Constants) -> Floats:
     products = f.steps * (rows * 9 + columns + rows * columns * 2 * f.products)
     copies = c.copy * f.copied / (32 * f.warps)
     return c.rolled * (1 - f.unrolled) + products + copies + f.conversion
-
-
-# ---- fitting ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measurements of one shape: features, microseconds a row, and a name for the shape."""
-
-    name: str
-    features: Features
-    us: Floats
-
-
-def fit(
-    data: Sequence[Measured], device: Device, start: Constants = DEFAULT, *, rounds: int = 40
-) -> Constants:
-    """Constants that minimise the squared error of the logarithm of time.
-
-    First the positive ones; then the factors, by what is left within each shape; then the positive
-    ones again, beside these factors.
-    """
-    found = _fit_positive(data, device, start, rounds)
-    found = _fit_factors(data, device, found)
-    return _fit_positive(data, device, found, rounds)
-
-
-def _fit_factors(data: Sequence[Measured], device: Device, constants: Constants) -> Constants:
-    """Ridge regression of the residuals, each shape about its mean: factors order the tiles of a
-    shape and leave the level of shapes to the rest of the model."""
-    rows, left = [], []
-    for item in data:
-        waves = _waves(item.features, device)[1]
-        columns = _factor_columns(item.features, waves)
-        rest = np.log(item.us / predict_us(item.features, device, constants))
-        rows.append(columns - columns.mean(axis=0))
-        left.append(rest - rest.mean())
-    matrix, rest = np.concatenate(rows), np.concatenate(left)
-    normal = matrix.T @ matrix + _RIDGE * np.eye(matrix.shape[1])
-    change = np.linalg.solve(normal, matrix.T @ rest)
-    return constants.with_factors(constants.factors() + change)
-
-
-_RIDGE = 3.0
-"""Factors are drawn to 1 as if three rows more said so for each."""
-
-
-def _fit_positive(
-    data: Sequence[Measured], device: Device, start: Constants, rounds: int
-) -> Constants:
-    """Levenberg-Marquardt on the logarithms of the constants (which keeps them positive), each
-    drawn to its start as if that were known to a factor of 3, so that what no measurement tells
-    stays."""
-    features = Features.concatenate([d.features for d in data])
-    observed = np.log(np.concatenate([d.us for d in data]))
-    weight = np.concatenate([np.full(len(d.us), len(d.us) ** -0.5) for d in data])
-    weight /= np.sqrt(np.mean(weight**2))
-    origin = np.log(start.vector())
-    pull = 0.1 / np.log(3.0) * np.sqrt(len(observed)) / 10
-
-    def residuals(x: Floats) -> Floats:
-        us = predict_us(features, device, start.with_vector(np.exp(x)))
-        off = np.clip(np.log(us) - observed, -_CLIP, _CLIP) * weight
-        return np.concatenate([off, pull * (x - origin)])
-
-    x, damping = origin.copy(), 1e-2
-    error = residuals(x)
-    for _ in range(rounds):
-        jacobian = _jacobian(residuals, x, error)
-        normal = jacobian.T @ jacobian
-        gradient = jacobian.T @ error
-        for _ in range(8):
-            scaled = normal + damping * np.diag(np.diag(normal) + 1e-9)
-            moved = x - np.linalg.solve(scaled, gradient)
-            moved = np.clip(moved, origin - _RANGE, origin + _RANGE)
-            tried = residuals(moved)
-            if tried @ tried < error @ error:
-                gain = 1 - (tried @ tried) / (error @ error)
-                x, error, damping = moved, tried, damping / 3
-                break
-            damping *= 4
-        else:
-            break
-        if gain < 1e-6:
-            break
-    return start.with_vector(np.exp(x))
-
-
-_CLIP = 1.0
-"""A row may be off by a factor of e at most: outliers do not decide."""
-_RANGE = np.log(10.0)
-"""No constant moves by more than a factor of 10."""
-
-
-def _jacobian(function: object, x: Floats, at: Floats) -> Floats:
-    """Differences over 2 %: the model has steps (waves, queues) that a smaller one would miss."""
-    columns = []
-    for i in range(len(x)):
-        moved = x.copy()
-        moved[i] += 0.02
-        columns.append((function(moved) - at) / 0.02)  # type: ignore[operator]
-    return np.stack(columns, axis=1)
-
-
-# ---- how good it is -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Of predictions for shapes that the fit has not seen.
-
-    spearman: rank correlation over all rows. within: the median over shapes of the rank correlation
-    within a shape. error: median of |log(predicted / measured)|. hits: share of shapes of whose
-    best `top` predictions one is within 5 % of the fastest measured.
-    """
-
-    shapes: int
-    rows: int
-    spearman: float
-    within: float
-    error: float
-    hits: float
-    top: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.shapes} held-out shapes, {self.rows} points: Spearman {self.spearman:.3f} "
-            f"(within a shape, median: {self.within:.3f}), median error "
-            f"{100 * (np.exp(self.error) - 1):.0f} %, best {self.top} predictions within 5 % of "
-            f"the best for {100 * self.hits:.0f} % of the shapes"
-        )
-
-
-def held_out_quality(
-    data: Sequence[Measured],
-    device: Device,
-    *,
-    folds: int = 5,
-    top: int = 8,
-    start: Constants = DEFAULT,
-) -> Quality:
-    """Fit without a fifth of the shapes, predict those, and so on for each fifth."""
-    ordered = sorted(data, key=lambda d: d.name)
-    predictions: list[tuple[Measured, Floats]] = []
-    for fold in range(min(folds, len(ordered))):
-        seen = [d for i, d in enumerate(ordered) if i % folds != fold]
-        constants = fit(seen, device, start) if seen else start
-        held = [d for i, d in enumerate(ordered) if i % folds == fold]
-        predictions += [(d, predict_us(d.features, device, constants)) for d in held]
-    return quality(predictions, top=top)
-
-
-def quality(predictions: Sequence[tuple[Measured, Floats]], *, top: int = 8) -> Quality:
-    """How well predictions (microseconds a row) agree with the measurements they belong to."""
-    measured = np.concatenate([d.us for d, _ in predictions])
-    predicted = np.concatenate([p for _, p in predictions])
-    within = [spearman(d.us, p) for d, p in predictions if len(p) > 2]
-    hits = []
-    for data, prediction in predictions:
-        chosen = np.argsort(prediction, kind="stable")[:top]
-        hits.append(bool(data.us[chosen].min() <= 1.05 * data.us.min()))
-    return Quality(
-        len(predictions),
-        len(measured),
-        spearman(measured, predicted),
-        float(np.median(within)) if within else 0.0,
-        float(np.median(np.abs(np.log(predicted / measured)))),
-        float(np.mean(hits)),
-        top,
-    )
-
-
-def spearman(some: Floats, others: Floats) -> float:
-    """Correlation of the ranks; equal values share the mean of their ranks."""
-    a, b = _ranks(some), _ranks(others)
-    a, b = a - a.mean(), b - b.mean()
-    scale = np.sqrt((a @ a) * (b @ b))
-    return float(a @ b / scale) if scale else 0.0
-
-
-def _ranks(values: Floats) -> Floats:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    middle = last - (counts - 1) / 2
-    ranks: Floats = middle[place]
-    return ranks
