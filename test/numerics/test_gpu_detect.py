@@ -258,7 +258,7 @@ def test_launches_after_each_other_need_no_clearing():
 
 
 def test_default_tile():
-    """Blocks of 1024 threads, as on the device."""
+    """The blocks that are used on a device."""
     case = Case(80, ((12, 12), (6, 6), (3, 3)), 60)
     check(case, *operands(case))
 

@@ -92,6 +92,7 @@ class BinSelection:
             groups = Int(self.words.load(GROUPS))
             with guard(groups < layout.group_limit + 1):
                 self.read_logits(first, groups)
+                self.read_anchors(listed)
                 barrier()
                 self.finish(groups)
 
@@ -269,8 +270,7 @@ class BinSelection:
             place = place + count
 
     def list_groups(self, first: Int, listed: Int) -> None:
-        """The groups of the listed anchors' logits whose largest may reach the bin; and the
-        anchors' keys and boxes."""
+        """The groups of the listed anchors' logits whose largest may reach the bin."""
         layout, each = self.layout, self.layout.words_each
         parts = layout.tile.lanes // each
         items = listed * parts
@@ -282,11 +282,6 @@ class BinSelection:
                 anchor = Int(self.words.load(slot + layout.anchors))
                 place = self.image + layout.words + anchor * layout.tile.lanes + part * each
                 words = [Int(v) for v in self.workspace.load_vector(place, each)]
-                with guard(live & part.equals(0)):
-                    key = self.workspace.load(self.image + layout.keys + anchor)
-                    sides = self.maps.read_sides(anchor)
-                    self.words.store(slot + layout.anchor_keys, key)
-                    self.boxes.store_vector(slot * 4, sides)
                 self.list_fields(first, slot, part * each, words, live)
 
     def list_fields(
@@ -324,6 +319,18 @@ class BinSelection:
         with loop(0, count) as state, guard(place + state.index < layout.group_limit):
             code = base + state.index * lanes
             self.words.store(place + state.index + layout.groups, code.value)
+
+    def read_anchors(self, listed: Int) -> None:
+        """The listed anchors' keys and boxes: by the last threads, while the first read logits."""
+        layout = self.layout
+        with loop(0, (listed + (self.threads - 1)) // self.threads) as state:
+            slot = (state.index + 1) * self.threads - 1 - self.thread
+            with guard(slot < listed):
+                anchor = Int(self.words.load(slot + layout.anchors))
+                key = self.workspace.load(self.image + layout.keys + anchor)
+                sides = self.maps.read_sides(anchor)
+                self.words.store(slot + layout.anchor_keys, key)
+                self.boxes.store_vector(slot * 4, sides)
 
     def read_logits(self, first: Int, groups: Int) -> None:
         """The keys of the listed groups' logits that reach the bin, 0 for those that do not, and
@@ -384,20 +391,22 @@ class BinSelection:
         """
         cursor = bin_of(value_of(key)) + self.layout.cursors
         begin, end = Int(self.words.load(cursor + 1)), Int(self.words.load(cursor))
-        with loop(0, end - begin, carried=[begin]) as state:
-            place = begin + state.index
-            pair = self.words.load_vector(place * 2 + self.layout.kept, 2)
-            other, others_key = Int(pair[0]), Int(pair[1])
-            equal = others_key.equals(key) & ~place.equals(item)
-            tied = choose(
-                equal,
-                lambda: self.precedes(other, index).value,
-                lambda: Bool(None, False).value,
-                ir.IntegerType.get_signless(1),
-            )
-            before = (key < others_key) | Bool(tied)
-            state.advance([Int.of(state.carried[0]) + _count([before])])
-        return Int.of(state.results[0])
+        kept = self.layout.kept
+        with loop(begin, end, carried=[begin, Int.of(0)]) as state:
+            rank, equal = (Int.of(v) for v in state.carried)
+            other = Int(self.words.load(state.index * 2 + kept + 1))
+            state.advance([rank + _count([key < other]), equal + _count([other.equals(key)])])
+        rank, equal = (Int.of(v) for v in state.results)
+
+        def break_ties() -> list[Int]:
+            with loop(begin, end, carried=[rank]) as state:
+                other, others_key = self.words.load_vector(state.index * 2 + kept, 2)
+                tied = Int(others_key).equals(key) & ~state.index.equals(item)
+                earlier = tied & self.precedes(Int(other), index)
+                state.advance([Int.of(state.carried[0]) + _count([earlier])])
+            return [Int.of(state.results[0])]
+
+        return _where(Int.of(1) < equal, break_ties, 1, [rank])[0]  # one is itself
 
     def precedes(self, index: Int, other: Int) -> Bool:
         """Whether the first of two equal logits comes first: by their anchors' largest, then by
@@ -426,7 +435,7 @@ def _sum(counts: Sequence[Int]) -> Int:
 
 
 def _each_bit(bits: Int, place: Int, visit: Callable[[Int, Int], None]) -> None:
-    """Call `visit(bit, place)` for every bit set, from the lowest up, at one place after another.
+    """Call `visit(bit, place)` for every bit set, from the lowest up, at a place after the other.
 
     (A counted loop would be unrolled, for a bit or two.)
     """
@@ -434,8 +443,8 @@ def _each_bit(bits: Int, place: Int, visit: Callable[[Int, Int], None]) -> None:
     op = scf.WhileOp(types, [bits.value, place.value])
     test, body = op.before.blocks.append(*types), op.after.blocks.append(*types)
     with ir.InsertionPoint(test):
-        left, at = test.arguments
-        scf.condition((~Int(left).equals(0)).value, [left, at])
+        state = list(test.arguments)
+        scf.condition((~Int(state[0]).equals(0)).value, state)
     with ir.InsertionPoint(body):
         left, at = (Int(v) for v in body.arguments)
         below = left - 1
@@ -443,15 +452,18 @@ def _each_bit(bits: Int, place: Int, visit: Callable[[Int, Int], None]) -> None:
         scf.yield_([(left & below).value, (at + 1).value])
 
 
-def _where(condition: Bool, code: Callable[[], Sequence[Int]], count: int) -> list[Int]:
-    """The integers that code gives on the threads where the condition holds, zeros elsewhere."""
+def _where(
+    condition: Bool, code: Callable[[], Sequence[Int]], count: int, other: Sequence[Int] = ()
+) -> list[Int]:
+    """The integers that code gives on the threads where the condition holds; `other`, or zeros,
+    elsewhere."""
     if condition.known is True:
         return list(code())
     op = scf.IfOp(condition.value, [i32_type()] * count, has_else=True)
     with ir.InsertionPoint(op.then_block):
         scf.yield_([v.value for v in code()])
     with ir.InsertionPoint(op.else_block):
-        scf.yield_([Int.of(0).value] * count)
+        scf.yield_([v.value for v in other] or [Int.of(0).value] * count)
     return [Int(v) for v in op.results_]
 
 
