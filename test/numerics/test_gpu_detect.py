@@ -294,6 +294,17 @@ def test_too_large_max_det_is_refused():
 NETWORK = ((80, 80), (40, 40), (20, 20))
 
 
+def test_network_size(monkeypatch):
+    """Logits as a network's: most anchors far below, a few objects, several classes of each."""
+    by_bins_alone(monkeypatch)
+    case = Case(80, NETWORK, 300)
+    boxes, logits = operands(case)
+    rng = np.random.default_rng(4)
+    logits = [x - 14 + 2 * rng.standard_normal((*x.shape[:-1], 1), np.float32) for x in logits]
+    logits[1][0, 10:14, 20:23] += 15
+    check(case, boxes, logits)
+
+
 @pytest.mark.parametrize(
     "case",
     [Case(80, NETWORK, 300), Case(3, ((48, 80), (24, 40), (12, 20)), 300, batch=4),
