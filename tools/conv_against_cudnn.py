@@ -146,7 +146,7 @@ def _graph_us(torch: Any, run: Callable[[], None]) -> float:
         end.record()
         end.synchronize()
         samples.append(start.elapsed_time(end) * 1e3 / CHAIN)
-    return statistics.median(samples[3:])
+    return float(statistics.median(samples[3:]))
 
 
 def report(rows: list[Row]) -> str:

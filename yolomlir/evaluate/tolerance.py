@@ -12,6 +12,9 @@ rounded. Variances are carried through the network, element by element:
   Σ_j s_j² = K M² / 3, M = (Σ |w x| + |y|) / 2.
 - SiLU, y = x s(x): (s (1 + x (1 - s)))² var(x), and for exponential, sum and quotient an error of
   (4 + |x|) u |y| + u |x|: s is near 0 for negative x, and libraries compute it to within u of 1.
+  Near its minimum the slope vanishes and the curvature c = s (1 - s) (2 + x (1 - 2 s)) is what
+  carries an error e on: c e² / 2. At e = D deviations of x that is (D² / 2) c var(x), which is D
+  deviations of y if its variance has ((D / 2) c var(x))² more.
 - Sum: both variances and the rounding. Concatenation, slice, upsampling: none of their own.
 - Maximum: the largest variance in the window.
 - Attention, p = softmax(scale qᵀk), y = Σ p v: logits as products; relative variance of p_i is
@@ -165,8 +168,10 @@ def _silu(run: _Run, node: Node) -> tuple[Array, Array]:
     s = sigmoid(x)
     slope = s * (1 + x * (1 - s))
     y = x * s
+    curvature = s * (1 - s) * (2 + x * (1 - 2 * s))
+    inherited = slope**2 * variance + (DEVIATIONS / 2 * curvature * variance) ** 2
     own = (4 + np.abs(x)) * np.abs(y) + np.abs(x)
-    return y, slope**2 * variance + own**2 * _ROUNDING
+    return y, inherited + own**2 * _ROUNDING
 
 
 def _add(run: _Run, node: Node) -> tuple[Array, Array]:
