@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from autotune_fakes import TRUE, unit, workload
 
-from yolomlir.autotune import calibration, space
-from yolomlir.autotune.cost_model import DEFAULT, Constants, Device, Features, predict_us
+from yolomlir.autotune import calibration, fitting, space
+from yolomlir.autotune.correction import Correction, fit_correction
+from yolomlir.autotune.cost_model import (
+    DEFAULT,
+    Constants,
+    Device,
+    Features,
+    correction_columns,
+    predict_us,
+)
 from yolomlir.autotune.database import CaseRecord, Database, TimeRecord
 from yolomlir.autotune.fitting import Measured, fit, held_out_quality, quality, spearman
 from yolomlir.autotune.search import shape_options
@@ -65,6 +75,7 @@ def test_what_nothing_tells_of_stays() -> None:
     features = Features.of(ConvTiles.of(shape, tiles), "tf32")
     found = fit([Measured("one", features, np.array([3.0, 3.1]))], DEVICE)
     assert found.cluster == pytest.approx(DEFAULT.cluster)
+    assert found.correction is None
     assert all(value > 0 for value in found.vector())
 
 
@@ -90,6 +101,103 @@ def test_factors_are_found_within_shapes() -> None:
     found = fit(data, DEVICE)
     assert found.log_release_early == pytest.approx(-0.15, abs=0.02)
     assert found.log_through_l1 == pytest.approx(0.08, abs=0.02)
+
+
+# ---- the correction -----------------------------------------------------------------------------
+
+
+def planted(rows: int = 4000) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Columns, a logarithm that depends on two of them together, and groups with own levels."""
+    random = np.random.default_rng(0)
+    names = ("a", "b", "flag", "noise")
+    columns = {name: random.uniform(-1, 1, rows) for name in names}
+    columns["flag"] = np.round(columns["flag"] > 0).astype(np.float64)
+    value = 0.3 * ((columns["a"] > 0.2) & (columns["flag"] > 0)) - 0.1 * (columns["b"] > -0.5)
+    groups = random.integers(0, 40, rows)
+    return columns, value, groups
+
+
+def centred(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    return values - (np.bincount(groups, values) / np.bincount(groups))[groups]
+
+
+def test_trees_find_what_two_properties_do_together() -> None:
+    columns, value, groups = planted()
+    level = np.random.default_rng(1).normal(0, 1, 40)[groups]  # not the correction's business
+    weight = np.ones(len(value))
+    found = fit_correction(columns, value + level, groups, weight)
+    factor = found.log_factor(columns)
+    assert np.abs(centred(factor - value, groups)).mean() < 0.01
+    assert factor.mean() == pytest.approx(0.0, abs=1e-6)
+    again = fit_correction(columns, value + level, groups, weight)
+    assert (again.log_factor(columns) == factor).all()
+
+
+def test_rows_that_weigh_nothing_teach_nothing() -> None:
+    columns, value, groups = planted()
+    wrong = np.where(columns["noise"] > 0.5, -value, value)
+    weight = np.where(columns["noise"] > 0.5, 1e-9, 1.0)
+    factor = fit_correction(columns, wrong, groups, weight).log_factor(columns)
+    assert np.corrcoef(factor, value)[0, 1] > 0.98
+
+
+def test_a_correction_is_bounded_where_nothing_was_measured() -> None:
+    columns, value, groups = planted()
+    weight = np.ones(len(value))
+    far = {name: np.array([-1e6, 1e6]) for name in columns}
+    seen = fit_correction(columns, value, groups, weight)
+    inside = seen.log_factor(columns)
+    outside = seen.log_factor(far)
+    assert inside.min() - 0.05 <= outside.min()
+    assert outside.max() <= inside.max() + 0.05
+    large = fit_correction(columns, 20 * value, groups, weight).log_factor(columns)
+    assert np.abs(large).max() <= 0.6
+
+
+def test_a_correction_survives_as_json() -> None:
+    columns, value, groups = planted(1000)
+    found = fit_correction(columns, value, groups, np.ones(len(value)))
+    read = Correction.from_json(json.loads(json.dumps(found.as_json())))
+    assert read.names == tuple(columns)
+    assert read.log_factor(columns) == pytest.approx(found.log_factor(columns), abs=2e-3)
+    with pytest.raises(KeyError):
+        Correction.from_json({"trees": found.as_json()["trees"]})
+
+
+def test_fitting_learns_what_the_picture_lacks() -> None:
+    data = []
+    for item in measured(0.02):
+        columns = correction_columns(item.features, DEVICE, TRUE)
+        strange = (columns["tail"] > 0.3) & (columns["warp_shape"] > 0)
+        data.append(dataclasses.replace(item, us=item.us * np.where(strange, 1.4, 1.0)))
+    found = fit(data, DEVICE)
+    plain = dataclasses.replace(found, correction=None)
+    without = quality([(d, predict_us(d.features, DEVICE, plain)) for d in data])
+    with_it = quality([(d, predict_us(d.features, DEVICE, found)) for d in data])
+    assert with_it.within > without.within + 0.01
+    assert with_it.error < 0.7 * without.error
+
+
+def test_functions_of_one_shape_are_held_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = [dataclasses.replace(d, us=d.us * k) for d in measured(0.0, 6) for k in (1.0, 1.1)]
+    seen: list[set[str]] = []
+
+    def fake(items: list[Measured], device: Device, start: Constants) -> Constants:
+        seen.append({d.name for d in items})
+        counts = [sum(d.name == name for d in items) for name in seen[-1]]
+        assert set(counts) == {2}
+        return start
+
+    monkeypatch.setattr(fitting, "fit", fake)
+    found = held_out_quality(data, DEVICE)
+    assert (found.shapes, found.functions) == (len(data) // 2, len(data))
+    assert len(seen) == 5
+    names = {d.name for d in data}
+    held = [name for fold in seen for name in names - fold]
+    assert sorted(held) == sorted(names)
+
+
+# ---- how good it is -----------------------------------------------------------------------------
 
 
 def test_spearman_is_the_correlation_of_ranks() -> None:
@@ -136,6 +244,7 @@ def test_a_deep_k_over_few_pixels_pays_for_a_cluster() -> None:
 
 
 def database_of(cases: int) -> Database:
+    """A database of some functions, and of a second one of the first one's shape."""
     database = Database("sm_90", "Fake GPU")
     chosen = [c for c in workload(side=320).cases.values() if c.problem.family == "conv2d"]
     for case in chosen[:cases]:
@@ -149,12 +258,17 @@ def database_of(cases: int) -> Database:
             database.add(TimeRecord(case.name, key, time))
         database.add(TimeRecord(case.name, "nonsense=1", 1.0))
         database.add(TimeRecord(case.name, space.key_of(space.default(problem)), fault="spills"))
+    first = chosen[0].name
+    database.add(dataclasses.replace(database.cases[first], key="twin"))
+    for record in list(database.times[first].values()):
+        database.add(dataclasses.replace(record, key="twin", us=1.2 * record.us))
     return database
 
 
 def test_calibration_reads_the_database_alone() -> None:
     constants, found = calibration.calibrate(database_of(30))
     assert found.shapes > 20
+    assert found.functions == 31
     assert found.spearman > 0.97
     assert constants != DEFAULT
     text = calibration.constants_text(constants, "Fake GPU", found)
@@ -167,7 +281,46 @@ def test_calibration_needs_enough_shapes() -> None:
         calibration.calibrate(database_of(3))
 
 
+def test_functions_of_one_shape_are_kept_apart() -> None:
+    data = calibration.measured_convolutions(database_of(3))
+    assert len(data) == 4
+    assert len({d.name for d in data}) <= 3
+    twins = [d for d in data if d.name == data[0].name]
+    assert twins[-1].us == pytest.approx(1.2 * twins[0].us)
+
+
+def test_constants_survive_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = measured(0.05)
+    constants = fit(data, DEVICE)
+    score = quality([(d, predict_us(d.features, DEVICE, constants)) for d in data])
+    (tmp_path / "tables").mkdir()
+    file = tmp_path / "tables" / "constants.json"
+    file.write_text(calibration.constants_text(constants, "Fake GPU", score))
+    monkeypatch.setattr(calibration.resources, "files", lambda _: tmp_path)
+    read = calibration.shipped_calibration.__wrapped__()
+    assert (read.device, read.quality) == ("Fake GPU", str(score))
+    for item in data[:5]:
+        ours = predict_us(item.features, DEVICE, read.constants)
+        assert ours == pytest.approx(predict_us(item.features, DEVICE, constants), rel=5e-3)
+    plain = dataclasses.replace(constants, correction=None)
+    file.write_text(calibration.constants_text(plain, "Fake GPU", score))
+    assert calibration.shipped_calibration.__wrapped__().constants.correction is None
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120"])
+def test_shipped_constants_predict_every_gpu(target: str) -> None:
+    constants = calibration.shipped_calibration().constants
+    gpu, shape = TARGETS[target], ConvShape(1, 40, 40, 64, 40, 40, 64, 3, 3, 1, 1, 1, 1)
+    tiles = space.ranked(space.Problem("conv2d", shape, gpu, "tf32"), constants)
+    us = space.predicted_us(space.Problem("conv2d", shape, gpu, "tf32"), list(tiles), constants)
+    assert np.isfinite(us).all()
+    assert 0.5 < min(us) < 20  # 118 MFLOP: a launch takes no less, the slowest GPU no longer
+    assert min(us) == us[0]
+
+
 def test_shipped_constants_are_whole() -> None:
     shipped = calibration.shipped_calibration()
     assert all(np.isfinite(v) and v > 0 for v in shipped.constants.vector())
     assert (shipped.device is None) == (shipped.constants == DEFAULT)
+    assert shipped.constants.correction is not None
+    assert "held-out shapes" in shipped.quality

@@ -137,42 +137,43 @@ class _Grower:
         weight: Floats,
     ) -> None:
         self._weight = weight
+        self._every_weight = np.tile(weight, len(names))
         self._width = max(len(e) for e in edges) + 1
         # The bin of every row in every column: above how many thresholds it is.
-        self._bins = [
-            np.searchsorted(e, columns[name], side="left")
-            for name, e in zip(names, edges, strict=True)
-        ]
-        self._usable = [np.arange(self._width) < len(e) for e in edges]
+        self._bins = np.stack(
+            [
+                np.searchsorted(e, columns[name], side="left")
+                for name, e in zip(names, edges, strict=True)
+            ]
+        )
+        self._usable = np.stack([np.arange(self._width) < len(e) for e in edges])
 
     def tree(self, left: Floats) -> tuple[list[tuple[int, int]], NDArray[np.intp], Floats]:
         """Questions (column, threshold), the leaf of each row, and the leaves' values."""
         leaf = np.zeros(len(left), np.intp)
         pull = self._weight * left
+        every_pull = np.tile(pull, len(self._bins))
         asked = []
         for level in range(_DEPTH):
-            gains = [self._gains(leaf, 1 << level, column, pull) for column in self._columns()]
-            best = int(np.argmax(gains))  # the first of equal ones
-            column, place = divmod(best, self._width)
+            gains = self._gains(leaf, 1 << level, every_pull)
+            column, place = divmod(int(np.argmax(gains)), self._width)  # the first of equal ones
             asked.append((column, place))
             leaf = 2 * leaf + (self._bins[column] > place)
         size = 1 << _DEPTH
         weight = np.bincount(leaf, self._weight, size)
         return asked, leaf, np.bincount(leaf, pull, size) / (weight + _RIDGE)
 
-    def _columns(self) -> range:
-        return range(len(self._bins))
-
-    def _gains(self, leaf: NDArray[np.intp], leaves: int, column: int, pull: Floats) -> Floats:
-        """How much of the squares each threshold of a column explains, all leaves together."""
-        cell = leaf * self._width + self._bins[column]
-        size, shape = leaves * self._width, (leaves, self._width)
-        weight = np.bincount(cell, self._weight, size).reshape(shape).cumsum(axis=1)
-        below = np.bincount(cell, pull, size).reshape(shape).cumsum(axis=1)
-        above, rest = below[:, -1:] - below, weight[:, -1:] - weight
+    def _gains(self, leaf: NDArray[np.intp], leaves: int, every_pull: Floats) -> Floats:
+        """How much of the squares each threshold of each column explains, all leaves together."""
+        shape = (len(self._bins), leaves, self._width)
+        first = np.arange(len(self._bins))[:, None] * (leaves * self._width)
+        cell = (self._bins + leaf * self._width + first).ravel()
+        size = shape[0] * shape[1] * shape[2]
+        weight = np.bincount(cell, self._every_weight, size).reshape(shape).cumsum(axis=2)
+        below = np.bincount(cell, every_pull, size).reshape(shape).cumsum(axis=2)
+        above, rest = below[..., -1:] - below, weight[..., -1:] - weight
         gain = below**2 / (weight + _RIDGE) + above**2 / (rest + _RIDGE)
-        summed: Floats = gain.sum(axis=0)
-        return np.where(self._usable[column], summed, -np.inf)
+        return np.where(self._usable, gain.sum(axis=1), -np.inf)
 
 
 __all__ = ["Correction", "fit_correction"]
