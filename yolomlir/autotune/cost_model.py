@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +90,7 @@ class Constants:
 
     def with_vector(self, values: Floats) -> Constants:
         """With other positive constants."""
-        new = {n: float(v) for n, v in zip(_POSITIVE, values, strict=True)}
+        new: dict[str, Any] = {n: float(v) for n, v in zip(_POSITIVE, values, strict=True)}
         return dataclasses.replace(self, **new)
 
     def factors(self) -> Floats:
@@ -98,7 +99,7 @@ class Constants:
 
     def with_factors(self, values: Floats) -> Constants:
         """With other factors."""
-        new = {n: float(v) for n, v in zip(_FACTORS, values, strict=True)}
+        new: dict[str, Any] = {n: float(v) for n, v in zip(_FACTORS, values, strict=True)}
         return dataclasses.replace(self, **new)
 
 
