@@ -36,7 +36,7 @@ class AssignTiles(Pass):
     generator takes as default.
 
     Options:
-        override: replace the tiles that are there already.
+        override: replace the tiles that are there already, or remove them where none is known.
         untuned: ask neither the database nor the shipped table.
         table: a JSON file of {function's name: {key: integer or boolean}}, asked before the rule.
 
@@ -103,6 +103,8 @@ class AssignTiles(Pass):
             if tile is not None:
                 function.attributes[TILE] = tile
                 context.count(self, "from_rule")
+            elif TILE in function.attributes:  # of another target, perhaps: it may not fit this one
+                del function.attributes[TILE]
 
     def _may_ask(self, target: Target) -> bool:
         return target.kind == "gpu" and not self.untuned

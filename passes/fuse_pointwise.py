@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from yolomlir.dialects import yolo
@@ -26,7 +26,7 @@ from yolomlir.passes.placement import Placement, overlap
 from yolomlir.bindings import ir
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.remarks import remark
-from yolomlir.target import Target
+from yolomlir.target import TARGETS, Target
 
 if TYPE_CHECKING:
     from yolomlir.codegen.gpu.chain_tile import ChainShape
@@ -44,8 +44,12 @@ class FusePointwise(Pass):
     stride 1 that read its result or one another's, each with its activation and residual. Its
     kernel keeps a tile of pixels on chip through all of them. A result that is read outside is a
     result of the chain's dispatch, too; others are never stored. Chains grow in program order, as
-    long as no other dispatch has to run between two of their members, a tile fits the target, and a
-    block need not stream more weights than it is worth.
+    long as no other dispatch has to run between two of their members, a tile fits, and a block need
+    not stream more weights than it is worth.
+
+    A tile has to fit every GPU that the compiler knows, not only the one compiled for: the graph is
+    part of a compiled file, from which programs for other GPUs are made (`compiler.recompile`), and
+    a chain that needs an H200's shared memory or a cluster of blocks could not run on an RTX 4090.
 
     Options:
         max-stages: convolutions of a chain.
@@ -54,6 +58,8 @@ class FusePointwise(Pass):
         max-pixels: pixels of the result.
         max-weight-kib: KiB of weights that a block may have to stream for the later stages.
         depthwise: whether depthwise convolutions begin chains as well.
+        portable: whether a tile has to fit all GPUs. Without, only the target's limits count, which
+            makes more chains on the larger GPUs and files that are for those alone.
 
     Before:
         %1 = call @conv2d_3x3s1_8x16x16_8_silu(%x, %w, %b) {yolo.dispatch}
@@ -112,6 +118,7 @@ class FusePointwise(Pass):
     max_pixels: int = 1 << 20
     max_weight_kib: int = 384
     depthwise: bool = True
+    portable: bool = True
 
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Make chains of the dispatches of `@main`; does nothing for a CPU."""
@@ -166,7 +173,7 @@ class FusePointwise(Pass):
         return reason or self._too_costly(graph.shape(joined), target, graph.precision)
 
     def _too_costly(self, shape: ChainShape, target: Target, precision: str) -> str | None:
-        from yolomlir.codegen.gpu.chain_tile import default_tile, plan
+        from yolomlir.codegen.gpu.chain_tile import default_tile, plan, tile_space
         from yolomlir.diagnostics import UnsupportedError
 
         if shape.depthwise and not self.depthwise:
@@ -175,6 +182,9 @@ class FusePointwise(Pass):
             return f"its sums are {shape.first.k} long; at most {self.max_first_k}"
         if shape.first.pixels > self.max_pixels:
             return f"the result has {shape.first.pixels} pixels; at most {self.max_pixels}"
+        smallest = smallest_gpu()
+        if self.portable and next(tile_space(shape, smallest, precision), None) is None:
+            return f"no tile fits {smallest.shared_memory_bytes} bytes without clusters"
         try:
             work = plan(default_tile(shape, target, precision), shape)
         except UnsupportedError as error:
@@ -184,6 +194,16 @@ class FusePointwise(Pass):
         if streamed > 1024 * self.max_weight_kib:
             return f"a block would stream {streamed // 1024} KiB; at most {self.max_weight_kib}"
         return None
+
+
+def smallest_gpu() -> Target:
+    """What every GPU of the table has: the least shared memory, and clusters only if all do.
+
+    A chain's tile that is legal on it is legal on all of them.
+    """
+    gpus = [target for target in TARGETS.values() if target.kind == "gpu"]
+    least = min(gpus, key=lambda target: target.shared_memory_bytes)
+    return replace(least, name="every GPU", clusters=all(target.clusters for target in gpus))
 
 
 class _Graph:

@@ -7,18 +7,27 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from yolomlir.dialects import yolo
+from yolomlir.passes.assign_tiles import AssignTiles
 from yolomlir.passes.base import PassContext
+from yolomlir.passes.fuse_pointwise import smallest_gpu
+from yolomlir.passes.lower_to_linalg import LowerToLinalg
 from yolomlir.passes.outlining import dispatches, functions
 
 from yolomlir.arena_interpreter import ORDERS, Arena, run_plan
 from yolomlir.bindings import ir
 from yolomlir.codegen.build_plan import build_plan
+from yolomlir.codegen.gpu.chain_tile import ChainTile
+from yolomlir.codegen.gpu.generate import generate_kernel
+from yolomlir.codegen.gpu.kernel import Kernel
+from yolomlir.codegen.gpu.program import compile_kernels
+from yolomlir.codegen.gpu.tile import to_attribute
 from yolomlir.frontend.seeded import seeded_checkpoint
 from yolomlir.frontend.yolo26 import ImportedModel, import_model
 from yolomlir.interpreter import interpret
 from yolomlir.pipeline import Pipeline, pipeline_for
-from yolomlir.target import target_named
+from yolomlir.target import TARGETS, target_named
 
+GPUS = [name for name, target in TARGETS.items() if target.kind == "gpu"]
 SLOW_ELSEWHERE = "yolo-assign-tiles"
 
 
@@ -77,3 +86,73 @@ def test_chains_mean_what_the_network_means(target: str) -> None:
 
 def test_a_cpu_program_has_no_chains() -> None:
     assert pipeline_for("cpu", 3) == pipeline_for("cpu", 2)
+
+
+# ---- files that can be compiled again for other GPUs --------------------------------------------
+
+
+def _chains(
+    model: ImportedModel, target: str, *, tile: ChainTile | None = None
+) -> dict[str, Kernel]:
+    """What a compile for `target` from an sm_90 program's IR generates for its chains."""
+    chip = target_named(target)
+    module = ir.Module.parse(str(model.module))
+    passes = PassContext(weights=model.weights, target=chip)
+    for name, function in functions(module).items():
+        if tile is not None and name.startswith("chain_"):
+            function.attributes["yolo.tile"] = to_attribute(tile)
+    AssignTiles(override=True).run(module, passes)
+    LowerToLinalg().run(module, passes)
+    return {
+        yolo.string(view.operation, "sym_name"): generate_kernel(view, chip, precision="tf32")
+        for view in module.body.operations
+        if "yolo.family" in view.operation.attributes
+        and yolo.string(view.operation, "yolo.family") == "chain"
+    }
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("scale", ["n", pytest.param("s", marks=pytest.mark.slow)])
+def test_chains_made_for_an_h200_are_generated_for_every_gpu(scale: str, target: str) -> None:
+    """Also where the file has a tile that only its own GPU can take: clusters and 200 KB."""
+    model, _ = _optimised(scale, (640, 640), "sm_90", 3)
+    kernels = _chains(model, target, tile=ChainTile(64, 8, 8, 32, 12))
+    assert len(kernels) >= 15
+    limit = target_named(target).shared_memory_bytes
+    assert all(kernel.launch.shared_bytes <= limit for kernel in kernels.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("scale", ["n", "s"])
+def test_chains_made_for_an_h200_assemble_for_every_gpu(scale: str, target: str) -> None:
+    model, _ = _optimised(scale, (640, 640), "sm_90", 3)
+    chip = target_named(target)
+    for name, compiled in compile_kernels(_chains(model, target), chip).items():
+        assert compiled.spill_bytes == 0, name
+        assert compiled.registers * compiled.launch.block[0] <= chip.registers_per_sm, name
+
+
+def test_the_smallest_gpu_has_what_all_have() -> None:
+    smallest = smallest_gpu()
+    for name in GPUS:
+        target = target_named(name)
+        assert smallest.shared_memory_bytes <= target.shared_memory_bytes
+        assert target.clusters or not smallest.clusters
+
+
+def test_chains_for_one_gpu_alone() -> None:
+    """YOLO26s has chains that fit an H200 and no RTX 4090; `portable=false` makes them."""
+    found = {}
+    for portable in ("true", "false"):
+        model = import_model(seeded_checkpoint("s", 80, 0))
+        passes = PassContext(weights=model.weights, target=target_named("sm_90"))
+        text = pipeline_for("gpu", 3).replace(
+            "yolo-fuse-pointwise", f"yolo-fuse-pointwise{{portable={portable}}}"
+        )
+        skipped = (SLOW_ELSEWHERE, "yolo-plan-memory")
+        steps = [s for s in Pipeline.parse(text).steps if s.name not in skipped]
+        Pipeline(steps).run(model.module, passes)
+        found[portable] = len(dispatches(model.module))
+    assert found["false"] < found["true"] < 99
