@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from yolomlir.compiler import CompileOptions, ProgressCallback, compile_checkpoint
+from yolomlir.compiler import CompileOptions, compile_checkpoint
 from yolomlir.diagnostics import UserError
 from yolomlir.fingerprint import compiler_fingerprint, host_fingerprint
 from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
+from yolomlir.progress import ProgressCallback
 from yolomlir.results import DEFAULT_CONFIDENCE, Detection, Result
 from yolomlir.runtime.artifact import SUFFIX, Artifact, ModelInfo
 from yolomlir.runtime.executor import DeviceExecutor, Executor, open_executor

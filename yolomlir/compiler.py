@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.frontend.checkpoint import Checkpoint
+from yolomlir.progress import ProgressCallback
 from yolomlir.runtime.artifact import Artifact, ModelInfo, Program
 from yolomlir.target import Target, target_named
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from yolomlir.frontend.weights import WeightStore
     from yolomlir.frontend.yolo26 import ImportedModel
     from yolomlir.runtime.plan import Plan
-
-ProgressCallback = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
 
 LEVELS = ("yolo", "optimized", "linalg", "gpu", "ptx")
 """What `emit` can print, from the model as imported down to assembly."""

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from yolomlir.cli.options import add_compile_options, whole
 from yolomlir.cli.progress import console, progress_bar
-from yolomlir.compiler import LEVELS, CompileOptions, ProgressCallback, emit, merge, recompile
+from yolomlir.compiler import LEVELS, CompileOptions, emit, merge, recompile
 from yolomlir.diagnostics import UserError
+from yolomlir.progress import ProgressCallback
 from yolomlir.runtime.artifact import SUFFIX, Artifact
 from yolomlir.target import TARGETS, target_named
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from yolomlir.compiler import ProgressCallback
+    from yolomlir.progress import ProgressCallback
 
 _PIPE_WIDTH = 1000
 """Columns where there is no terminal: lines are never broken for a program that reads them."""

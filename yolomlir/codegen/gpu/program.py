@@ -13,10 +13,10 @@ from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import ACTIVATION, WEIGHT, Kernel, Launch, Parameter
 from yolomlir.codegen.gpu.ptx import CompiledKernel, compile_kernels, to_ptx
-from yolomlir.compiler import ProgressCallback
 from yolomlir.diagnostics import InternalError
 from yolomlir.dialects import yolo
 from yolomlir.frontend.weights import WeightStore
+from yolomlir.progress import ProgressCallback
 from yolomlir.runtime.artifact import Program
 from yolomlir.runtime.plan import Argument, Plan, Step, View
 from yolomlir.settings import settings
