@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,13 +28,12 @@ from yolomlir.evaluate.datasets import Dataset, ImageEntry, restrict
 from yolomlir.evaluate.journal import ImageRecord, Journal
 from yolomlir.evaluate.report import EvaluationResult
 from yolomlir.evaluate.scoring import score
+from yolomlir.progress import ProgressCallback
 from yolomlir.vision.decode import Pixels, SourceError, read_image
 from yolomlir.vision.letterbox import Letterbox, letterbox, letterbox_coco
 
 CONFIDENCE = 0.001
 MAX_DETECTIONS = 300
-
-ProgressCallback = Callable[[str, int, int], None]
 
 
 class Detector(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 
@@ -15,12 +14,12 @@ from yolomlir.codegen.cpu.kernel import Buffer, KernelSource
 from yolomlir.codegen.cpu.lower import CompiledKernel, compile_kernel, entry_name
 from yolomlir.diagnostics import InternalError
 from yolomlir.frontend.weights import WeightStore
+from yolomlir.progress import ProgressCallback
 from yolomlir.runtime.artifact import Program
 from yolomlir.runtime.cpu_driver import DRIVER, driver_object
 from yolomlir.runtime.plan import Argument, Plan, Step, View
 from yolomlir.settings import settings
 
-ProgressCallback = Callable[[str, int, int], None]
 _ELEMENTS = {"float32": "f32", "uint8": "i8"}
 _FAMILY = "yolo.family"
 
