@@ -25,7 +25,9 @@ class LayerComparison:
     """One layer of two runs.
 
     An element's error is the difference of what the layer itself added in each run: the run's value
-    less float64's on the run's own inputs to the layer. worst, tolerance, first, second, index: of
+    less float64's on the run's own inputs to the layer. Of layers that a run computes in one kernel
+    and keeps on the chip, the error and its tolerance are in those of the next one that it stores.
+    worst, tolerance, first, second, index: of
     the element whose error is the largest relative to its tolerance (`ratio`); index is n, c, h, w.
     difference: the largest of the plain differences of the values, which earlier layers add to.
     rms_ratio: the root mean square of error by tolerance. histogram: elements by it, see `EDGES`.

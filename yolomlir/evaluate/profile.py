@@ -331,7 +331,7 @@ def view_bytes(view: View) -> int:
 def _bytes(step: Step, program: Program) -> int:
     reads = sum(
         view_bytes(a.view) if a.view is not None else program.weights[str(a.weight)].nbytes
-        for a in step.arguments
+        for a in dict.fromkeys(step.arguments)
     )
     return reads + sum(map(view_bytes, step.results))
 

@@ -34,7 +34,7 @@ def graph_of_program(program: Program, info: ModelInfo) -> Graph:
         if pair[0] is None or pair[1] is None:
             raise UserError(
                 f"the compiled model has no folded weights of {node.name}",
-                hint="compile it at -O1 or -O2, or give its checkpoint with --weights",
+                hint="compile it at -O1 or above, or give its checkpoint with --weights",
             )
         weights[node.name] = (_logical(*pair[0], node.conv), pair[1][1])
     return Graph(graph.nodes, graph.boxes, graph.classes, graph.scale, graph.class_count, weights)

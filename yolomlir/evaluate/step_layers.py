@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,26 +13,32 @@ from numpy.typing import NDArray
 from yolomlir.diagnostics import InternalError
 from yolomlir.evaluate.graph import Graph
 from yolomlir.runtime.artifact import Program
-from yolomlir.runtime.plan import Step
+from yolomlir.runtime.plan import Argument, Step
 
 _FUNCTION = re.compile(r"^  func\.func private @([\w.$-]+|\"[^\"]+\")(.*?)^  }$", re.M | re.S)
 _CALL = re.compile(r"call @([\w.$-]+|\"[^\"]+\")\([^\n]*yolo\.dispatch")
 _OP = re.compile(r'"yolo\.(\w+)"\(')
 _FAMILY = re.compile(r'yolo\.family = "(\w+)"')
+_ARGUMENT = re.compile(r"(%\w+): ")
+_DEFINITION = re.compile(r'^ +(%\w+) = "yolo\.(\w+)"\(([^)]*)\)', re.M)
+_RETURN = re.compile(r"^ +return ([^:]+) :", re.M)
+Layers = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
+"""`StepLayers.nodes` and `StepLayers.results`."""
 
 
 @dataclass(frozen=True)
 class StepLayers:
     """What one step is.
 
-    family: of its code generator. nodes: the graph's nodes it computes, in order. results: those of
-    them that it writes, one after the other along the channels of its result; empty for detection
-    and for what the graph does not have (as at -O0).
+    family: of its code generator. nodes: the graph's nodes it computes, in order. results: for each
+    of its results those of them that it writes there, one after the other along the channels; empty
+    for detection and for what the graph does not have (as at -O0). A chain's other nodes stay on
+    the chip.
     """
 
     family: str
     nodes: tuple[str, ...]
-    results: tuple[str, ...]
+    results: tuple[tuple[str, ...], ...]
 
 
 def step_layers(program: Program, graph: Graph) -> list[StepLayers]:
@@ -46,32 +52,62 @@ def step_layers(program: Program, graph: Graph) -> list[StepLayers]:
     found = []
     for step, name in zip(program.plan.steps, calls, strict=True):
         text = functions[name]
-        family = _FAMILY.search(text)
-        layers = _layers(step, _OP.findall(text), graph)
-        found.append(StepLayers(family[1] if family else "", *_fitting(layers, step, graph)))
+        found_family = _FAMILY.search(text)
+        family = found_family[1] if found_family else ""
+        if family == "chain":
+            layers = _chain(step, text, graph)
+        else:
+            nodes, written = _layers(step, _OP.findall(text), graph)
+            layers = nodes, (written,) if written else ()
+        found.append(StepLayers(family, *_fitting(layers, step, graph)))
     return found
 
 
-def split_result(layers: StepLayers, result: NDArray[Any], graph: Graph) -> dict[str, NDArray[Any]]:
-    """A step's result [N, C, H, W] as its layers' values."""
+def split_results(
+    layers: StepLayers, results: Sequence[NDArray[Any]], graph: Graph
+) -> dict[str, NDArray[Any]]:
+    """A step's results [N, C, H, W] as its layers' values."""
     parts: dict[str, NDArray[Any]] = {}
-    offset = 0
-    for name in layers.results:
-        channels = graph.node(name).channels
-        parts[name] = result[:, offset : offset + channels]
-        offset += channels
+    for names, result in zip(layers.results, results, strict=False):
+        offset = 0
+        for name in names:
+            channels = graph.node(name).channels
+            parts[name] = result[:, offset : offset + channels]
+            offset += channels
     return parts
 
 
-def _fitting(
-    layers: tuple[tuple[str, ...], tuple[str, ...]], step: Step, graph: Graph
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The layers, if they have the channels of the step's result."""
+def _fitting(layers: Layers, step: Step, graph: Graph) -> Layers:
+    """The layers, if they have the channels of the step's results."""
     nodes, results = layers
-    channels = sum(graph.node(name).channels for name in results)
-    if results and channels != step.results[0].shape[1]:
+    channels = [sum(graph.node(name).channels for name in names) for names in results]
+    if results and channels != [view.shape[1] for view in step.results]:
         return nodes, ()
     return layers
+
+
+def _chain(step: Step, text: str, graph: Graph) -> Layers:
+    """Of the stages of a chain, each of which ends where the next convolution begins."""
+    header, _, body = text.partition("\n")
+    places = {name: index for index, name in enumerate(_ARGUMENT.findall(header))}
+    nodes: list[str] = []
+    last: list[str] = []
+    written: dict[str, tuple[str, ...]] = {}
+    for value, op, operands in _DEFINITION.findall(body):
+        if op == "conv2d":
+            last = _named(step.arguments[places[operands.split(", ")[1]]])
+            if not all(name in graph for name in last):
+                return (), ()
+            nodes += last
+        elif op in ("silu", "add"):
+            last = [_epilogue(name, [op], graph)[-1] for name in last]
+            nodes += last
+        else:  # what puts a stage's input together
+            continue
+        written[value] = tuple(last)
+    returned = _RETURN.search(body)
+    values = returned[1].split(", ") if returned else []
+    return tuple(nodes), tuple(written[value] for value in values)
 
 
 def _layers(step: Step, ops: list[str], graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -96,13 +132,14 @@ def _layers(step: Step, ops: list[str], graph: Graph) -> tuple[tuple[str, ...], 
 
 def convolutions_of(step: Step) -> list[str]:
     """The convolutions whose weights a step reads: more than one where siblings were merged."""
-    names: list[str] = []
-    for argument in step.arguments:
-        for part in (argument.weight or "").split("+"):
-            name, dot, _ = part.partition(".weight")
-            if dot and name not in names:
-                names.append(name)
-    return names
+    names = [name for argument in step.arguments for name in _named(argument)]
+    return list(dict.fromkeys(names))
+
+
+def _named(argument: Argument) -> list[str]:
+    """The convolutions whose weights an argument is; none where it is something else."""
+    parts = [part.partition(".weight") for part in (argument.weight or "").split("+")]
+    return [name for name, dot, _ in parts if dot]
 
 
 def _epilogue(name: str, ops: list[str], graph: Graph) -> list[str]:

@@ -14,7 +14,7 @@ from yolomlir.api import Model
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.graph import IMAGE, Graph, graph_of
 from yolomlir.evaluate.program_graph import graph_of_program
-from yolomlir.evaluate.step_layers import split_result, step_layers
+from yolomlir.evaluate.step_layers import split_results, step_layers
 from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
 from yolomlir.runtime.artifact import SUFFIX
 
@@ -63,7 +63,7 @@ class ProgramSubject:
         rows = np.empty(0)
         known = step_layers(program, graph)
         for (_, results), described in zip(self.model.trace(batch), known, strict=True):
-            values |= split_result(described, results[0], graph)
+            values |= split_results(described, results, graph)
             rows = results[0]
         kept = {name: value[: len(images)] for name, value in values.items()}
         return Run(self.name, info.precision, rows[: len(images)], kept)

@@ -28,6 +28,10 @@ Carried over many layers, the independence of errors is only nearly true. So the
 layer, `local_errors`, needs none of it: the layer is computed in float64 *from the run's own inputs
 to it*, and what the run may differ by is that layer's own rounding. An error is therefore found
 where it is made and nowhere else. Only the tolerance of detections is of the whole network.
+
+A kernel that computes several layers stores some of their results. Those that stay on the chip are
+computed here and their variance is carried to the next one that is stored; where they are handed on
+as TF32, that is the rounding of a factor, which the next convolution's products count already.
 """
 
 from __future__ import annotations
