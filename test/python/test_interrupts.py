@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,12 +21,21 @@ class Interrupting(MetaPathFinder):
         if name.startswith('mlir._mlir_libs.'):
             os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 sys.meta_path.insert(0, Interrupting())
 try:
     import yolomlir.bindings
 except KeyboardInterrupt:
     sys.exit(42)
 """
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Python's own handler: a process started in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_waits_for_the_end_of_the_block() -> None:
