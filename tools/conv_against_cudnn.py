@@ -184,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
             if seeded
             else load_checkpoint(Path(args.weights))
         )
-        options = CompileOptions(target=device.target, precision=args.precision)
+        options = CompileOptions(target=device.target, precision=args.precision, level=2)
         artifact = compile_checkpoint(checkpoint, options)
         rows = measure(artifact.programs[device.target], args.precision)
         if args.json:

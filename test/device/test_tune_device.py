@@ -57,7 +57,7 @@ def test_tiles_of_every_family_agree(load: Workload, measure: CudaMeasure) -> No
         for candidate in built(case, space.default(case.problem), *others):
             if candidate.fault is None:
                 assert measure.check(case, candidate) is None, candidate.key
-    assert set(seen) == {"conv2d", "depthwise", "max_pool", "attention", "detect"}
+    assert set(seen) == {"conv2d", "chain", "max_pool", "attention", "detect"}
 
 
 def test_a_kernel_that_computes_something_else_is_found(

@@ -320,7 +320,8 @@ def test_every_convolution_of_the_smallest_network(chip, precision):
     target = target_named(chip)
     shapes = network.parameters(network.SCALES["n"], 80, fused=True)
     checkpoint = Checkpoint({k: np.full(s, 0.01, np.float32) for k, s in shapes.items()})
-    text = emit(checkpoint, CompileOptions(target=chip, precision=precision), "linalg")
+    options = CompileOptions(target=chip, precision=precision, level=2)
+    text = emit(checkpoint, options, "linalg")
     module = ir.Module.parse(text)
     count = 0
     for view in module.body.operations:

@@ -94,11 +94,13 @@ def test_default_tiles_of_a_network_take_no_second() -> None:
     assert time.process_time() - begin < 2.0  # half of what the whole pass pipeline may take
 
 
+@pytest.mark.parametrize(("level", "pointwise"), [(2, "depthwise"), (3, "chain")])
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_120"])
-def test_keys_bring_back_every_familys_tiles(name: str) -> None:
-    load = workload(name)
+def test_keys_bring_back_every_familys_tiles(name: str, level: int, pointwise: str) -> None:
+    """At level 3 every depthwise convolution begins a chain."""
+    load = workload(name, level=level)
     assert {c.problem.family for c in load.cases.values()} == {
-        "conv2d", "depthwise", "max_pool", "attention", "detect",
+        "conv2d", pointwise, "max_pool", "attention", "detect",
     }  # fmt: skip
     for case in load.cases.values():
         family = case.problem.family

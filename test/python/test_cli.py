@@ -512,6 +512,8 @@ def test_a_compiled_file_for_another_target(capsys, tmp_path, artifact_file) -> 
     assert "compile the checkpoint with --target sm_90" in line
     line = refused(capsys, "compile", artifact_file, "--imgsz", "32", "-o", other)
     assert "--imgsz can no longer change" in line
+    line = refused(capsys, "compile", artifact_file, "-O", "2", "-o", other)
+    assert "-O can no longer change" in line
     assert not other.exists()
 
 

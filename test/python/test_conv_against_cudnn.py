@@ -9,7 +9,7 @@ from yolomlir.runtime.device import cuda_device
 
 
 def test_every_convolution_kernel_is_found() -> None:
-    options = CompileOptions(target="sm_90", height=64, width=96)
+    options = CompileOptions(target="sm_90", height=64, width=96, level=2)
     found = convolutions(emit(seeded_checkpoint("n", 80, 0), options, "optimized"))
     first = found["conv2d_3x3s2_3x64x96_16_silu"]
     assert (first.channels, first.height, first.width, first.out_channels) == (3, 64, 96, 16)

@@ -26,10 +26,11 @@ DISTINCT_CONVOLUTIONS = 50
 
 
 def linalg_module(scale: str, chip: str, precision: str) -> str:
-    """The linalg level of a whole network; kernels do not depend on what the weights are."""
+    """The linalg level of a whole network, each convolution by itself; weights do not matter."""
     shapes = network.parameters(network.SCALES[scale], 80, fused=True)
     weights = {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
-    return emit(Checkpoint(weights), CompileOptions(target=chip, precision=precision), "linalg")
+    options = CompileOptions(target=chip, precision=precision, level=2)
+    return emit(Checkpoint(weights), options, "linalg")
 
 
 def dispatches(module: ir.Module, family: str) -> dict[str, object]:

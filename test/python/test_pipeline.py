@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import re
 import shutil
 import time
@@ -22,7 +24,10 @@ from yolomlir.passes.cse import Cse
 from yolomlir.tools.opt import main as opt_main
 from yolomlir.tools.pass_reference import describe, own_passes
 
+import yolomlir
 from yolomlir.bindings import ir
+from yolomlir.cli.options import add_level_option
+from yolomlir.compiler import CompileOptions
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.frontend.checkpoint import Checkpoint
 from yolomlir.frontend.network import SCALES, parameters
@@ -93,6 +98,21 @@ def test_unknown_kinds_and_levels_are_refused() -> None:
         pipeline_for("tpu")
     with pytest.raises(UserError, match="optimisation level is 4"):
         pipeline_for("cpu", 4)
+
+
+def test_one_default_level() -> None:
+    """Of pipelines, compiles, the API and the command line."""
+    parser = argparse.ArgumentParser()
+    add_level_option(parser)
+    compiled = inspect.signature(yolomlir.compile).parameters["level"].default
+    assert parser.parse_args([]).level == compiled == CompileOptions().level == DEFAULT_LEVEL
+    assert max(LEVELS) == DEFAULT_LEVEL
+
+
+def test_the_highest_level_is_for_gpus() -> None:
+    assert pipeline_for("cpu", 3) == pipeline_for("cpu", 2)
+    assert "yolo-fuse-pointwise" in pipeline_for("gpu", 3)
+    assert "yolo-fuse-pointwise" not in pipeline_for("gpu", 2)
 
 
 def test_levels_only_add_passes() -> None:

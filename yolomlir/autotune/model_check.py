@@ -190,7 +190,7 @@ def _run(args: argparse.Namespace) -> None:
     builder = ProcessBuilder()
     try:
         for scale in args.scales:
-            options = CompileOptions(target=device.target, precision=args.precision)
+            options = CompileOptions(target=device.target, precision=args.precision, level=2)
             workload = collect(seeded_checkpoint(scale, 80, 0, fused=True), options)
             with CudaMeasure(workload) as measure:
                 found = check_model(workload, database, builder, measure, constants)

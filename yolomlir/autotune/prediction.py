@@ -15,6 +15,7 @@ from yolomlir.autotune.space import Problem, Tile
 from yolomlir.autotune.tables import Table, TableEntry
 from yolomlir.autotune.workload import Case, Workload
 from yolomlir.codegen.build_plan import ITEM_BYTES
+from yolomlir.codegen.gpu import chain_tile
 from yolomlir.diagnostics import UserError
 from yolomlir.runtime.plan import Step, View
 from yolomlir.target import target_named
@@ -47,7 +48,7 @@ class StepPrediction:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of a whole inference. sum_us: all launches, one after the other. path_us: the longest chain
+    """Of a whole inference. sum_us: all launches, one after the other. path_us: the longest path
     of launches that wait for each other, which is the least a graph with branches can take."""
 
     steps: list[StepPrediction]
@@ -72,10 +73,7 @@ def predict(workload: Workload) -> Prediction:
     steps = []
     for step in workload.plan.steps:
         if step.kernel not in by_case:
-            raise UserError(
-                f"no model of kernel '{step.kernel}'", where=step.layer,
-                hint="predict a compile at optimisation level 2",
-            )  # fmt: skip
+            raise UserError(f"no model of kernel '{step.kernel}'", where=step.layer)
         family = workload.cases[step.kernel].problem.family
         key, us = by_case[step.kernel]
         problem = workload.cases[step.kernel].problem
@@ -110,8 +108,13 @@ def as_facts(prediction: Prediction, gpu: str, workload: Workload) -> dict[str, 
         f"This is a prediction, not a measurement, for {gpu} ({workload.target.name}, "
         f"{workload.precision}): from its published figures, by a cost model {source}. "
         f"{len(launches)} launches: {prediction.sum_us:.0f} us one after the other, "
-        f"{prediction.path_us:.0f} us along the longest chain of dependent ones."
+        f"{prediction.path_us:.0f} us along the longest path of dependent ones."
     )
+    if any(s.family == "chain" for s in prediction.steps):
+        note += (
+            " Chains are estimated more roughly than single convolutions, and too slow where a "
+            "GPU needs several waves of blocks; they are comparable only with one another."
+        )
     return {
         "predicted": True, "gpu": gpu, "target": workload.target.name,
         "precision": workload.precision, "sum_us": prediction.sum_us,
@@ -161,19 +164,28 @@ _TRIES = 8
 
 
 def _time(case: Case, precision: str, tile: Tile) -> float:
-    """Microseconds. Convolutions by the model; the others by a roofline, times what its result was
-    off by where the same function has been measured, on the GPU of the measured table."""
+    """Microseconds. Convolutions by the model; chains by the estimate that their tiles are chosen
+    by, the others by a roofline, times what its result was off by where the same function has been
+    measured, on the GPU of the measured table."""
     constants = shipped_calibration().constants
     problem, step = case.problem, case.steps[0]
     if problem.family == "conv2d":
         return space.predicted_us(problem, [tile], constants)[0]
-    us = _roofline(problem, step, constants)
+    us = _rough(problem, tile, step, constants)
     measured = tables.shipped(_MEASURED)
     entry = measured.find(precision, case.signature) if measured else None
     if entry is None:
         return us
     there = dataclasses.replace(problem, target=target_named(_MEASURED))
-    return us * entry.us / _roofline(there, step, constants)
+    measured_tile = space.tile_of(problem.family, entry.tile)
+    return us * entry.us / _rough(there, measured_tile, step, constants)
+
+
+def _rough(problem: Problem, tile: Tile, step: Step, constants: Constants) -> float:
+    """Microseconds of a launch whose family the cost model does not know."""
+    if problem.family == "chain":
+        return chain_tile.estimate_us(tile, problem.shape, problem.target, problem.precision)
+    return _roofline(problem, step, constants)
 
 
 def _roofline(problem: Problem, step: Step, constants: Constants) -> float:
@@ -204,6 +216,8 @@ def flops(problem: Problem) -> float:
         taps = math.prod(shape.kernel) if shape.kernel else 0
         own = 2.0 * shape.tokens * taps * shape.heads * shape.head_dim
         return float(shape.batch * (2.0 * shape.tokens**2 * channels + own))
+    if problem.family == "chain":
+        return float(2 * shape.first.pixels * sum(k * n for k, n in shape.sizes()))
     return 0.0
 
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from yolomlir.cli.options import add_compile_options, whole
+from yolomlir.cli.options import add_compile_options, add_level_option, whole
 from yolomlir.cli.progress import console, progress_bar
 from yolomlir.compiler import LEVELS, CompileOptions, emit, merge, recompile
 from yolomlir.diagnostics import UserError
@@ -39,14 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--input", choices=("uint8", "float32"), default="uint8", help="pixel type (default: uint8)"
     )
-    parser.add_argument(
-        "-O",
-        dest="level",
-        type=int,
-        choices=(0, 1, 2, 3),
-        default=2,
-        help="optimisation level (default: 2; 3 fuses chains of convolutions on a GPU)",
-    )
+    add_level_option(parser)
     parser.add_argument("--emit", choices=LEVELS, help="print the IR at this level instead")
     parser.add_argument(
         "--plot-memory", type=Path, metavar="FILE", help="draw the arena over time (.png, .svg)"
@@ -153,6 +146,7 @@ def _refuse_changes(args: argparse.Namespace, path: Path) -> None:
         "--precision": args.precision,
         "--batch": args.batch if args.batch != 1 else None,
         "--input": args.input if args.input != "uint8" else None,
+        "-O": args.level if args.level != CompileOptions.level else None,
     }
     for option, value in fixed.items():
         if value is not None:

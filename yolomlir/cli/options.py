@@ -72,6 +72,22 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help="compile again, and keep nothing")
 
 
+def add_level_option(parser: argparse.ArgumentParser) -> None:
+    """Add `-O`."""
+    from yolomlir.compiler import CompileOptions
+
+    parser.add_argument(
+        "-O",
+        "--level",
+        dest="level",
+        type=int,
+        choices=(0, 1, 2, 3),
+        default=CompileOptions.level,
+        help=f"optimisation level (default: {CompileOptions.level}; 2 leaves every convolution on "
+        "a GPU a kernel of its own; on the CPU 3 is 2)",
+    )
+
+
 def add_device_option(parser: argparse.ArgumentParser) -> None:
     """Add `--device`."""
     parser.add_argument(

@@ -15,7 +15,7 @@ from yolomlir.api import native_target
 from yolomlir.autotune.search import Progress as TuningProgress
 from yolomlir.autotune.search import Report
 from yolomlir.autotune.workload import Workload
-from yolomlir.cli.options import image_size
+from yolomlir.cli.options import add_level_option, image_size
 from yolomlir.cli.progress import console
 from yolomlir.compiler import CompileOptions
 from yolomlir.diagnostics import UserError
@@ -52,6 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once (1)")
     parser.add_argument("--precision", choices=("tf32", "fp32"), help="default: tf32")
+    add_level_option(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="compiler processes")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write it too: .md or .json")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png or .svg")
@@ -89,8 +90,9 @@ def run(args: argparse.Namespace) -> int:
     target = args.target if args.predict else _target(args.target)
     height, width = args.imgsz
     options = CompileOptions(
-        target=target, precision=args.precision, height=height, width=width, batch=args.batch
-    )
+        target=target, precision=args.precision, height=height, width=width, batch=args.batch,
+        level=args.level,
+    )  # fmt: skip
     workload = collect(_checkpoint(args.weights), options, args.layers)
     if args.predict:
         return _predict(workload, args.table)
