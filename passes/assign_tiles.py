@@ -19,6 +19,7 @@ from yolomlir.remarks import remark
 from yolomlir.target import Target
 
 if TYPE_CHECKING:
+    from yolomlir.codegen.gpu.chain_tile import ChainShape
     from yolomlir.codegen.gpu.conv_problem import ConvShape
 
 TILE = "yolo.tile"
@@ -122,8 +123,13 @@ class _Known:
         """The tile and the statistic to count, or None."""
         from yolomlir.autotune.space import attribute
 
-        convolution = yolo.string(function, FAMILY) == naming.CONV2D
-        found = self._lookup.find(function, conv_shape(function) if convolution else None)
+        family = yolo.string(function, FAMILY)
+        shape: ConvShape | ChainShape | None = None
+        if family == naming.CHAIN:
+            shape = chain_shape(function)
+        elif family == naming.CONV2D:
+            shape = conv_shape(function)
+        found = self._lookup.find(function, shape)
         if found is None:
             return None
         tile, source = found
@@ -165,6 +171,28 @@ def conv_shape(function: ir.Operation) -> ConvShape:
         batch, height, width, channels, out_h, out_w, out, kernel_h, kernel_w,
         stride_h, stride_w, top, left, source_vector=min(vectors),
     )  # fmt: skip
+
+
+def chain_shape(function: ir.Operation) -> ChainShape:
+    """What the tile of a `chain` function at the `yolo` level depends on."""
+    from yolomlir.codegen.gpu.chain_tile import ChainShape
+
+    stages: dict[ir.Value, int] = {}
+    later: list[tuple[int, int]] = []
+    kept: set[int] = set()
+    ops = operations(function.regions[0].blocks[0])
+    convs = [op for op in ops if op.name == "yolo.conv2d"]
+    for op in ops:
+        if op in convs[1:]:
+            out, channels = yolo.shape_of(op.operands[1])[:2]
+            later.append((channels, out))
+        elif op.name == "yolo.add":
+            added = {stages[v] for v in op.operands if v in stages}
+            kept |= added - {len(later)}
+        if op.name in ("yolo.conv2d", "yolo.silu", "yolo.add"):
+            stages[op.results[0]] = len(later)
+    depthwise = yolo.integer(convs[0], "groups") > 1
+    return ChainShape(conv_shape(function), tuple(later), tuple(sorted(kept)), depthwise)
 
 
 def _sources(value: ir.Value) -> list[ir.Value]:

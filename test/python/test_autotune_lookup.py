@@ -202,13 +202,17 @@ def test_shipped_tables_are_whole(target: str, monkeypatch: pytest.MonkeyPatch) 
 # ---- predictions --------------------------------------------------------------------------------
 
 
-def test_a_prediction_has_every_launch() -> None:
-    load = workload("sm_120")
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_prediction_has_every_launch(level: int) -> None:
+    load = workload("sm_120", level=level)
     found = predict(load)
     assert [s.layer for s in found.steps] == [s.layer for s in load.plan.steps]
     assert all(s.us > 0 for s in found.steps)
     assert found.sum_us == pytest.approx(sum(s.us for s in found.steps))
     assert max(s.us for s in found.steps) < found.path_us < found.sum_us
+    counted = {s.layer: s.flops for s in found.steps if s.family in ("conv2d", "chain")}
+    assert all(flops > 0 for flops in counted.values())
+    assert ("chain" in {s.family for s in found.steps}) == (level == 3)
 
 
 def test_predicted_tables_say_so_and_are_legal() -> None:

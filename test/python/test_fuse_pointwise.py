@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from yolomlir.dialects import yolo
-from yolomlir.passes.assign_tiles import AssignTiles
+from yolomlir.passes.assign_tiles import AssignTiles, chain_shape
 from yolomlir.passes.base import PassContext
 from yolomlir.passes.fuse_pointwise import smallest_gpu
 from yolomlir.passes.lower_to_linalg import LowerToLinalg
 from yolomlir.passes.outlining import dispatches, functions
 
 from yolomlir.arena_interpreter import ORDERS, Arena, run_plan
+from yolomlir.autotune import space, tables
 from yolomlir.bindings import ir
 from yolomlir.codegen.build_plan import build_plan
-from yolomlir.codegen.gpu.chain_tile import ChainTile
+from yolomlir.codegen.gpu import chain
+from yolomlir.codegen.gpu.chain_tile import ChainTile, objection
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import Kernel
 from yolomlir.codegen.gpu.program import compile_kernels
@@ -82,6 +85,52 @@ def test_chains_mean_what_the_network_means(target: str) -> None:
             model.module, plan, {"image": image}, model.weights, order=order, arena=arena
         )
         np.testing.assert_array_equal(got["detections"], expected)
+
+
+def test_a_tile_is_judged_by_the_shape_that_its_kernel_has() -> None:
+    """What is read of a chain where tiles are assigned is what its code generator reads."""
+    model, passes = _optimised("n", (640, 640), "sm_90", 3)
+    found = {
+        name: chain_shape(function)
+        for name, function in functions(model.module).items()
+        if name.startswith("chain_")
+    }
+    assert any(shape.kept for shape in found.values())
+    assert any(shape.depthwise for shape in found.values())
+    LowerToLinalg().run(model.module, passes)
+    table = functions(model.module)
+    assert found == {name: chain.parse(table[name]) for name in found}
+
+
+class OneTile:
+    """A table that knows the same tile for every chain and nothing else."""
+
+    def __init__(self, tile: ChainTile) -> None:
+        self.key = space.key_of(tile)
+
+    def find(self, precision: str, signature: str) -> tables.TableEntry | None:
+        known = signature.startswith("chain ")
+        return tables.TableEntry(self.key, 1.0, 1.0) if known else None
+
+
+def test_a_table_is_not_believed_where_a_tile_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As after a change of the kernels: a compile goes on with its own choice."""
+    monkeypatch.setenv("YOLOMLIR_CACHE_DIR", str(tmp_path))
+    model, passes = _optimised("n", (64, 96), "sm_90", 3)
+    table = functions(model.module)
+    chains = [function for name, function in table.items() if name.startswith("chain_")]
+    small, too_large = ChainTile(16, 1, 4, 8, 2), ChainTile(256, 1, 16, 32, 12)
+    shapes = [chain_shape(function) for function in chains]
+    fitting = [s for s in shapes if objection(small, s, passes.target, "tf32") is None]
+    assert len(fitting) > 10
+    for tile, count in ((too_large, 0), (small, len(fitting))):
+        monkeypatch.setattr(tables, "shipped", lambda target, tile=tile: OneTile(tile))
+        passes.statistics.clear()
+        AssignTiles(override=True).run(model.module, passes)
+        assert passes.statistics["yolo-assign-tiles"]["from_shipped"] == count
+        assert sum("yolo.tile" in function.attributes for function in chains) == count
 
 
 def test_a_cpu_program_has_no_chains() -> None:

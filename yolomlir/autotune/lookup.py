@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from yolomlir.autotune import database, signature, space, tables
 from yolomlir.autotune.database import Database
 from yolomlir.bindings import ir
+from yolomlir.codegen.gpu import chain_tile
+from yolomlir.codegen.gpu.chain_tile import ChainShape
 from yolomlir.codegen.gpu.conv2d_tile import objection
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.diagnostics import UserError
@@ -31,12 +33,12 @@ class Lookup:
     _databases: list[Database] | None = field(default=None, init=False)
 
     def find(
-        self, function: ir.Operation, shape: ConvShape | None
+        self, function: ir.Operation, shape: ConvShape | ChainShape | None
     ) -> tuple[space.Tile, str] | None:
         """The tile of a function at the `yolo` level, and where it is from; None where unknown.
 
-        shape: of a convolution, by which the tile is judged: one that is not legal (any more) is
-        passed over, with a line in the debug log.
+        shape: of a convolution or a chain, by which the tile is judged: one that is not legal (any
+        more) is passed over, with a line in the debug log.
         """
         for key, source in self._candidates(function):
             try:
@@ -45,7 +47,9 @@ class Lookup:
                 logger.debug("%s: %s", source, error)
                 continue
             reason = None
-            if shape is not None:
+            if isinstance(shape, ChainShape):
+                reason = chain_tile.objection(tile, shape, self.target, self.precision)
+            elif shape is not None:
                 reason = objection(tile, shape, self.target, self.precision)
             if reason is None:
                 return tile, source
