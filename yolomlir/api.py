@@ -292,7 +292,7 @@ def compile(
     batch: int = 1,
     max_det: int | None = None,
     input_dtype: str | None = None,
-    level: int = CompileOptions.level,
+    level: int | None = None,
     threads: int | None = None,
     cache: bool = True,
     progress: ProgressCallback | None = None,
@@ -303,9 +303,9 @@ def compile(
     only loaded. target: `native` (the GPU here, else the CPU), `cpu`, or a GPU such as `sm_120`.
     precision: None takes the target's default. imgsz: a side, or height and width, in pixels,
     multiples of 32 (default: 640). max_det: most rows an image (300). input_dtype: `uint8` or
-    `float32`. level: optimisation, 0 to 3; on the CPU 3 equals 2. cache: keep the artifact on disk,
-    and take it from there the next time. Raises UserError for a file or option it cannot compile,
-    and for an option that a `.ylm` was not compiled with.
+    `float32`. level: optimisation, 0 to 3; None takes what was measured to be fastest, else 2.
+    cache: keep the artifact on disk, and take it from there the next time. Raises UserError for a
+    file or option it cannot compile, and for an option that a `.ylm` was not compiled with.
     """
     size = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
     if not isinstance(weights, Checkpoint) and Path(weights).suffix == SUFFIX:

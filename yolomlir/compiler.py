@@ -34,7 +34,7 @@ class CompileOptions:
 
     precision: None takes the target's default. height, width: pixels, multiples of 32. max_det:
     most rows an image. input_dtype: `uint8` or `float32` images, N, H, W, 3. level: optimisation,
-    0 to 3; on the CPU 3 equals 2.
+    0 to 3; None takes what was measured to be fastest, else 2; on the CPU 3 equals 2.
     """
 
     target: str = "cpu"
@@ -44,7 +44,7 @@ class CompileOptions:
     batch: int = 1
     max_det: int = 300
     input_dtype: str = "uint8"
-    level: int = 3
+    level: int | None = None
 
     def resolved(self) -> CompileOptions:
         """The options with defaults filled in. Raises UserError for what cannot be compiled."""
@@ -204,8 +204,17 @@ def _optimize(imported: ImportedModel, options: CompileOptions, target: Target) 
     from yolomlir.pipeline import optimize
 
     context = PassContext(weights=imported.weights, target=target)
-    optimize(imported.module, context, target, level=options.level)
+    optimize(imported.module, context, target, level=_level(imported, options, target))
     return imported.module
+
+
+def _level(imported: ImportedModel, options: CompileOptions, target: Target) -> int:
+    from yolomlir.autotune.levels import measured_level
+
+    if options.level is not None:
+        return options.level
+    size = (options.height, options.width, options.batch)
+    return measured_level(target.name, imported.scale, str(options.precision), *size)
 
 
 def _lower(module: ir.Module, weights: WeightStore, target: Target) -> None:

@@ -26,7 +26,7 @@ LOGGER = logging.getLogger(__name__)
 LEVELS = (0, 1, 2, 3)
 """Optimisation levels: what is needed to run, what is cheap and always good, what pays on every
 target, fusion of chains of convolutions, which pays on GPUs. On the CPU 3 equals 2."""
-DEFAULT_LEVEL = 3
+DEFAULT_LEVEL = 2
 _OPEN, _CLOSE = "({[<", ")}]>"
 
 
@@ -244,8 +244,7 @@ def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL) -> str:
 
     Level 0 is what code generation needs: batch norms folded, NHWC, one dispatch a kernel, the
     memory plan. Level 1 adds cleaning up and the fold of the image scale; level 2 merges siblings;
-    level 3, the default, fuses chains of pointwise convolutions on GPUs and equals level 2 on the
-    CPU.
+    level 3 fuses chains of pointwise convolutions on GPUs and equals level 2 on the CPU.
     """
     if target_kind not in PIPELINES.values():
         raise UserError(f"no pipeline for a '{target_kind}' target", hint="cpu or gpu")

@@ -278,11 +278,11 @@ def test_tune_predict_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     table = tables.load_table(path)
     assert isinstance(table, Table)
     assert table.kind == "predicted"
-    deeper = tmp_path / "level2.json"
-    by_itself = [*arguments, "-O", "2", "--layers", "model.2.", "--table", str(deeper)]
-    assert main(by_itself) == 0
-    more = tables.load_table(deeper)
-    assert len(more.entries["tf32"]) > len(table.entries["tf32"]) > 0  # without what chains have
+    deeper = tmp_path / "level3.json"
+    fused = [*arguments, "-O", "3", "--layers", "model.2.", "--table", str(deeper)]
+    assert main(fused) == 0
+    fewer = tables.load_table(deeper)
+    assert len(table.entries["tf32"]) > len(fewer.entries["tf32"]) > 0  # without what chains have
     assert main(arguments) == 2
     assert main([*arguments, "--layers", "nowhere", "--table", str(path)]) == 2
     assert "no kernel belongs to nowhere" in capsys.readouterr().err

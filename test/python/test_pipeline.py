@@ -25,6 +25,7 @@ from yolomlir.tools.opt import main as opt_main
 from yolomlir.tools.pass_reference import describe, own_passes
 
 import yolomlir
+from yolomlir.autotune import levels
 from yolomlir.bindings import ir
 from yolomlir.cli.options import add_level_option
 from yolomlir.compiler import CompileOptions
@@ -101,12 +102,20 @@ def test_unknown_kinds_and_levels_are_refused() -> None:
 
 
 def test_one_default_level() -> None:
-    """Of pipelines, compiles, the API and the command line."""
+    """Of compiles, the API and the command line: none, which means the measured one."""
     parser = argparse.ArgumentParser()
     add_level_option(parser)
     compiled = inspect.signature(yolomlir.compile).parameters["level"].default
-    assert parser.parse_args([]).level == compiled == CompileOptions().level == DEFAULT_LEVEL
-    assert max(LEVELS) == DEFAULT_LEVEL
+    assert parser.parse_args([]).level is compiled is CompileOptions().level is None
+    assert levels.DEFAULT_LEVEL == DEFAULT_LEVEL
+
+
+def test_the_level_is_the_measured_one_where_there_is_one() -> None:
+    size = (640, 640, 1)
+    assert levels.measured_level("sm_90", "n", "tf32", *size) == 3
+    assert levels.measured_level("sm_90", "m", "tf32", *size) == 2
+    for other in (("sm_120", "n", "tf32", *size), ("sm_90", "n", "tf32", 640, 640, 8)):
+        assert levels.measured_level(*other) == DEFAULT_LEVEL
 
 
 def test_the_highest_level_is_for_gpus() -> None:

@@ -42,9 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         help="at most so many seconds for the first model (default: an equal share)",
     )  # fmt: skip
     parser.add_argument("--precision", default="tf32", choices=("tf32", "fp32"))
-    parser.add_argument(
-        "--level", type=int, default=CompileOptions.level, choices=(2, 3), help="optimisation level"
-    )
+    parser.add_argument("--level", type=int, choices=(2, 3), help="optimisation level")
     parser.add_argument("--layers", nargs="*", help="only layers that begin so")
     parser.add_argument("--workers", type=int, help="compiler processes")
     args = parser.parse_args(argv)

@@ -146,7 +146,7 @@ def _refuse_changes(args: argparse.Namespace, path: Path) -> None:
         "--precision": args.precision,
         "--batch": args.batch if args.batch != 1 else None,
         "--input": args.input if args.input != "uint8" else None,
-        "-O": args.level if args.level != CompileOptions.level else None,
+        "-O": args.level,
     }
     for option, value in fixed.items():
         if value is not None:

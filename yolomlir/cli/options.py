@@ -74,17 +74,14 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
 
 def add_level_option(parser: argparse.ArgumentParser) -> None:
     """Add `-O`."""
-    from yolomlir.compiler import CompileOptions
-
     parser.add_argument(
         "-O",
         "--level",
         dest="level",
         type=int,
         choices=(0, 1, 2, 3),
-        default=CompileOptions.level,
-        help=f"optimisation level (default: {CompileOptions.level}; 2 leaves every convolution on "
-        "a GPU a kernel of its own; on the CPU 3 is 2)",
+        help="optimisation level (default: what was measured to be fastest, else 2; 3 fuses chains "
+        "of convolutions on a GPU; on the CPU 3 is 2)",
     )
 
 

@@ -16,11 +16,11 @@ from yolomlir.evaluate.coco import (
     MAX_DETECTIONS,
     EvaluationSettings,
     ModelDescription,
-    ProgressCallback,
     evaluate,
 )
 from yolomlir.evaluate.datasets import Dataset, load_coco, load_dataset
 from yolomlir.evaluate.report import EvaluationResult
+from yolomlir.progress import ProgressCallback
 from yolomlir.vision.decode import Pixels
 
 if TYPE_CHECKING:
