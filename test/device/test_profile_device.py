@@ -48,6 +48,7 @@ def test_records_add_up_to_the_graph(artifact: Artifact) -> None:
         pytest.skip(f"CUPTI cannot be used here: {error}")
     assert found.method == CUPTI
     assert found.sum_us >= found.busy_us - 1e-6
+    assert found.busy_us == pytest.approx(found.total_us.median, rel=0.05)
     assert found.overlap_us == pytest.approx(found.sum_us - found.busy_us)
     assert bool(found.overlaps) == (found.overlap_us > 0.01)
     assert {t.name for t in found.transfers} == {"H2D image", "D2H detections"}
