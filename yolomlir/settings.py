@@ -42,6 +42,13 @@ def _log_level(text: str) -> str:
     return level
 
 
+def _flag(text: str) -> bool:
+    values = {"1": True, "true": True, "0": False, "false": False}
+    if text.lower() not in values:
+        raise ValueError(text)
+    return values[text.lower()]
+
+
 def _url(text: str) -> str:
     if not text.startswith(("https://", "http://")):
         raise ValueError(text)
@@ -85,6 +92,14 @@ class Settings:
             "Threads of the CPU backend; by default the CPUs that the process may use.",
             _positive,
             "a whole number of at least 1",
+        ),
+    )
+    cuda_sync: bool = field(
+        default=False,
+        metadata=_variable(
+            "Launch CUDA kernels one by one and wait for each, so that an error names its layer.",
+            _flag,
+            "1 or 0",
         ),
     )
     log_level: str = field(

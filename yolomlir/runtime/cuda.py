@@ -29,6 +29,7 @@ from yolomlir.runtime.cuda_events import EventGraph, chain_us
 from yolomlir.runtime.cuda_graph import KernelGraph, Launch
 from yolomlir.runtime.plan import Step, View
 from yolomlir.runtime.window import logical_window, span_bytes
+from yolomlir.settings import settings
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class CudaExecutor:
         self._plan = program.plan
         self._lock = threading.Lock()
         self._closed = False
+        self._one_by_one = settings().cuda_sync
         self._context = Context()
         self._context.make_current()
         self._memory: list[DeviceMemory] = []
@@ -95,7 +97,7 @@ class CudaExecutor:
         self._done = call(driver.cuEventCreate, 2)  # CU_EVENT_DISABLE_TIMING
         try:
             self._load(program)
-            if graph:
+            if graph and not self._one_by_one:
                 self._graph = self._make_graph()
         except BaseException:
             self.close()
@@ -228,7 +230,7 @@ class CudaExecutor:
             self._copy_in()
             self._enqueue(self._stream)
             self._copy_out()
-            call(driver.cuStreamSynchronize, self._stream)
+            self._wait(self._stream)
             return {name: self._pinned[name].array.copy() for name in self._plan.outputs}
 
     def run_parts(self, inputs: dict[str, NDArray[Any]]) -> dict[str, float]:
@@ -254,7 +256,7 @@ class CudaExecutor:
                 part()
             call(driver.cuEventRecord, self._events[3], self._stream)
             enqueue = (time.perf_counter_ns() - start) / 1e6
-            call(driver.cuStreamSynchronize, self._stream)
+            self._wait(self._stream)
             times = [
                 float(call(driver.cuEventElapsedTime, first, last))
                 for first, last in zip(self._events, self._events[1:], strict=False)
@@ -330,7 +332,7 @@ class CudaExecutor:
             self._enqueue(chosen)
             call(driver.cuEventRecord, self._done, chosen)
             if stream is None:
-                call(driver.cuStreamSynchronize, chosen)
+                self._wait(chosen)
             result = next(iter(self._plan.outputs.values()))
             shape = _physical(result)
             return DeviceArray(self._address(result), shape, result.dtype, int(chosen), self)
@@ -377,6 +379,13 @@ class CudaExecutor:
             return
         for launch in self._launches:
             launch.enqueue(stream)
+            if self._one_by_one:
+                call(driver.cuStreamSynchronize, stream, where=launch.layer)
+
+    def _wait(self, stream: Any) -> None:
+        """Wait for a stream. An error of a kernel comes up here, and nobody knows whose it is."""
+        hint = "set YOLOMLIR_CUDA_SYNC=1 to learn which layer's kernel failed"
+        call(driver.cuStreamSynchronize, stream, hint=None if self._one_by_one else hint)
 
     # ---- closing ----------------------------------------------------------------------------
 

@@ -24,18 +24,21 @@ except ImportError as error:
 class CudaError(InternalError):
     """A CUDA call failed. status: the driver's name of the error."""
 
-    def __init__(self, function: str, status: Any, where: object = None) -> None:
+    def __init__(
+        self, function: str, status: Any, where: object = None, hint: str | None = None
+    ) -> None:
         _, text = driver.cuGetErrorString(status)
         meaning = text.decode() if text else "unknown error"
         self.status = status.name
-        super().__init__(f"{function} failed: {status.name}, {meaning}", where=where)
+        message = f"{function} failed: {status.name}, {meaning}"
+        super().__init__(message, where=where, hint=hint)
 
 
-def call(function: Any, *args: Any, where: object = None) -> Any:
+def call(function: Any, *args: Any, where: object = None, hint: str | None = None) -> Any:
     """Call the driver; the result without its status. Raises CudaError naming `where`."""
     status, *values = function(*args)
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise CudaError(function.__name__, status, where)
+        raise CudaError(function.__name__, status, where, hint)
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
