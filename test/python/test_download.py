@@ -175,7 +175,9 @@ def test_the_server_says_no(server: Server) -> None:
         fetch_release("n")
 
 
-def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as free:  # a port that nobody listens on
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -188,6 +190,7 @@ def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"http://127.0.0.1:{port}/yolo26x.pt" in text
     assert f"put it at {tmp_path / 'weights' / 'yolo26x.pt'}" in text
     assert "\n" not in text
+    assert capsys.readouterr() == ("", "")  # no trace of a progress bar that nobody saw
 
 
 @pytest.mark.parametrize("name", ["yolo11n", "yolo26z", "best.pt", "folder/yolo26n.pt"])

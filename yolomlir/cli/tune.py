@@ -187,7 +187,10 @@ def _progress() -> Iterator[Report]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    # Where nobody watches, rich would leave an empty line behind.
+    disable = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=disable) as bars:
         task = bars.add_task("tuning", total=None, note="")
 
         def show(progress: TuningProgress) -> None:

@@ -86,7 +86,10 @@ def _run_with_progress(download: _Download) -> None:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    # Where nobody watches, rich would leave an empty line behind.
+    disable = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=disable) as bar:
         task = bar.add_task(f"Downloading {download.target.name}", total=None)
         download.run(lambda done, total: bar.update(task, completed=done, total=total or None))
 
