@@ -25,7 +25,7 @@ from yolomlir.bindings import ir
 from yolomlir.compiler import CompileOptions, compile_checkpoint
 from yolomlir.diagnostics import UserError, YolomlirError
 from yolomlir.frontend.checkpoint import load_checkpoint
-from yolomlir.frontend.seeded import seeded_checkpoint
+from yolomlir.frontend.download import resolve_weights
 from yolomlir.runtime.artifact import Program
 
 CHAIN = 20
@@ -178,12 +178,7 @@ def main(argv: list[str] | None = None) -> int:
         device = require_device()
         if device.target is None:
             raise UserError(f"{device.name} is no GPU that yolomlir targets")
-        seeded = args.weights.startswith("seeded:")
-        checkpoint = (
-            seeded_checkpoint(args.weights.removeprefix("seeded:"), 80, 0)
-            if seeded
-            else load_checkpoint(Path(args.weights))
-        )
+        checkpoint = load_checkpoint(resolve_weights(args.weights))
         options = CompileOptions(target=device.target, precision=args.precision, level=2)
         artifact = compile_checkpoint(checkpoint, options)
         rows = measure(artifact.programs[device.target], args.precision)

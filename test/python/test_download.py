@@ -15,6 +15,7 @@ import pytest
 from pt_writer import PtWriter
 
 from yolomlir.diagnostics import UserError
+from yolomlir.frontend.checkpoint import load_checkpoint
 from yolomlir.frontend.download import fetch_release, resolve_weights
 from yolomlir.frontend.seeded import seeded_checkpoint
 
@@ -207,3 +208,25 @@ def test_a_cache_that_cannot_be_written(
     with pytest.raises(UserError, match="cannot write to"):
         fetch_release("n")
     assert server.requests == []
+
+
+def test_untrained_weights_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("YOLOMLIR_CACHE_DIR", str(tmp_path))
+    path = resolve_weights("seeded:n")
+    expected = seeded_checkpoint("n", 80, 0).tensors
+    found = load_checkpoint(path).tensors
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    written = path.stat().st_mtime_ns
+    assert resolve_weights("seeded:n") == path
+    assert path.stat().st_mtime_ns == written
+    with pytest.raises(UserError, match=r"unknown scale 'q'.*n, s, m"):
+        resolve_weights("seeded:q")
+    assert [p.name for p in tmp_path.rglob("*.safetensors")] == [path.name]
+
+
+def test_untrained_weights_need_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("YOLOMLIR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match=r"cannot be written.*YOLOMLIR_CACHE_DIR"):
+        resolve_weights("seeded:n")

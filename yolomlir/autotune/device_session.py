@@ -19,8 +19,8 @@ from yolomlir.autotune.tables import Table, load_table
 from yolomlir.autotune.workload import collect
 from yolomlir.compiler import CompileOptions
 from yolomlir.diagnostics import UserError, YolomlirError
-from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
-from yolomlir.frontend.seeded import seeded_checkpoint
+from yolomlir.frontend.checkpoint import load_checkpoint
+from yolomlir.frontend.download import resolve_weights
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def _tune(
 ) -> Table:  # fmt: skip
     started = time.monotonic()
     options = CompileOptions(target=target, precision=args.precision, level=args.level)
-    workload = collect(_checkpoint(name), options, args.layers)
+    workload = collect(load_checkpoint(resolve_weights(name)), options, args.layers)
     logger.info("%s: %d functions, ready in %.1f s", name, len(workload.cases), _since(started))
     with CudaMeasure(workload) as measure:
         result = tune(
@@ -105,12 +105,6 @@ def _tune(
         file.write(report.as_json(result, indent=None))
     found = result.table()
     return table.merged(found) if table else found
-
-
-def _checkpoint(name: str) -> Checkpoint:
-    if name.startswith("seeded:"):
-        return seeded_checkpoint(name.removeprefix("seeded:"), 80, 0, fused=True)
-    return load_checkpoint(Path(name))
 
 
 def _calibrate(database: Database, args: argparse.Namespace) -> None:

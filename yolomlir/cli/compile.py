@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "compiled again for another GPU.",
     )
     parser.add_argument(
-        "weights", help="a .safetensors, .pt or .ylm file, or a name such as yolo26n"
+        "weights", help="a .safetensors, .pt or .ylm file, a name such as yolo26n, or seeded:n"
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write")
     parser.add_argument(

@@ -19,9 +19,8 @@ from yolomlir.cli.options import add_level_option, image_size
 from yolomlir.cli.progress import console
 from yolomlir.compiler import CompileOptions
 from yolomlir.diagnostics import UserError
-from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
+from yolomlir.frontend.checkpoint import load_checkpoint
 from yolomlir.frontend.download import resolve_weights
-from yolomlir.frontend.seeded import seeded_checkpoint
 from yolomlir.target import TARGETS
 
 
@@ -93,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         target=target, precision=args.precision, height=height, width=width, batch=args.batch,
         level=args.level,
     )  # fmt: skip
-    workload = collect(_checkpoint(args.weights), options, args.layers)
+    workload = collect(load_checkpoint(resolve_weights(args.weights)), options, args.layers)
     if args.predict:
         return _predict(workload, args.table)
     builder = ProcessBuilder(args.workers) if args.workers else None
@@ -117,13 +116,6 @@ def run(args: argparse.Namespace) -> int:
     if args.fit:
         _fit(target, result.device, workload.precision, args.fit)
     return 0
-
-
-def _checkpoint(weights: str) -> Checkpoint:
-    """A checkpoint file, or untrained weights of a scale for `seeded:n`: time depends on shapes."""
-    if weights.startswith("seeded:"):
-        return seeded_checkpoint(weights.removeprefix("seeded:"), 80, 0, fused=True)
-    return load_checkpoint(resolve_weights(weights))
 
 
 def _predict(workload: Workload, path: Path | None) -> int:

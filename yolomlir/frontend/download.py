@@ -1,4 +1,4 @@
-"""Ultralytics' released checkpoints, fetched when a name such as `yolo26n` is no file."""
+"""Weights by name: a file, Ultralytics' release (`yolo26n`, downloaded), or `seeded:n`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors.numpy import save
+
 from yolomlir.diagnostics import UserError, YolomlirError
+from yolomlir.files import replacing
 from yolomlir.frontend.checkpoint import load_checkpoint
 from yolomlir.frontend.matching import infer_architecture
 from yolomlir.frontend.network import SCALES
+from yolomlir.frontend.seeded import seeded_checkpoint
 from yolomlir.settings import settings, variable_name
 
 logger = logging.getLogger(__name__)
 
 _RELEASE = re.compile(rf"(?P<name>yolo26(?P<scale>[{''.join(SCALES)}]))(\.pt)?")
+_SEEDED = "seeded:"
+_SEEDED_CLASSES = 80
 _BLOCK_BYTES = 1 << 16
 _TIMEOUT_S = 30.0
 _ATTEMPTS = 3
@@ -30,13 +36,16 @@ Report = Callable[[int, int], None]
 
 
 def resolve_weights(weights: str | Path) -> Path:
-    """The file that `weights` names: a path, or the name of a release, which is fetched.
+    """The file that `weights` names: a path, a release such as `yolo26n`, which is fetched, or
+    `seeded:n`: untrained weights of a scale, for timing and comparing where no trained ones are.
 
     Raises UserError where there is no such file, and where a release cannot be fetched.
     """
     path = Path(weights).expanduser()
     if path.exists():
         return path
+    if str(weights).startswith(_SEEDED):
+        return seeded_file(str(weights).removeprefix(_SEEDED))
     match = _RELEASE.fullmatch(str(weights))
     if match is not None:
         return fetch_release(match["scale"])
@@ -44,8 +53,31 @@ def resolve_weights(weights: str | Path) -> Path:
     raise UserError(
         "no such file",
         where=path,
-        hint=f"give the path of a .safetensors or .pt file, or one of {releases} to download it",
+        hint=f"give the path of a .safetensors or .pt file, one of {releases} to download it, "
+        "or seeded:n for untrained weights",
     )
+
+
+def seeded_file(scale: str) -> Path:
+    """Untrained weights of a scale (80 classes, seed 0), from the user's cache or put there.
+
+    Raises UserError for an unknown scale.
+    """
+    target = settings().cache_dir / "weights" / f"yolo26{scale}-seeded.safetensors"
+    if scale in SCALES and target.exists():
+        return target
+    checkpoint = seeded_checkpoint(scale, _SEEDED_CLASSES, 0)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as file:
+            file.write(save(checkpoint.tensors, checkpoint.metadata))
+    except OSError as error:
+        raise UserError(
+            f"cannot be written: {error.strerror}",
+            where=target,
+            hint=f"{variable_name('cache_dir')} names another folder",
+        ) from error
+    return target
 
 
 def fetch_release(scale: str) -> Path:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from yolomlir import __version__
 from yolomlir.diagnostics import UserError
+from yolomlir.files import replacing
 from yolomlir.runtime.plan import Plan
 
 FORMAT_VERSION = 1
@@ -138,18 +138,9 @@ class _DamagedError(Exception):
 
 
 def _write(path: Path, members: dict[str, bytes]) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-            for name, data in members.items():
-                archive.writestr(zipfile.ZipInfo(name, _ZIP_EPOCH), data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name, _ZIP_EPOCH), data)
 
 
 def _read_manifest(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:

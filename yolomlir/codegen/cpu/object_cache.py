@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from yolomlir.codegen.cpu.isa import Host
 from yolomlir.codegen.cpu.kernel import KernelSource
 from yolomlir.codegen.cpu.lower import CompiledKernel
 from yolomlir.codegen.cpu.phases import Phase
+from yolomlir.files import replacing
 
 _LOG = logging.getLogger(__name__)
 _MAGIC = b"yolomlir cpu kernel 1\n"
@@ -57,10 +56,8 @@ def store(folder: Path, key: str, kernel: CompiledKernel) -> None:
     path = _path(folder, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-        with os.fdopen(handle, "wb") as file:
+        with replacing(path) as file:
             file.write(_encode(kernel))
-        os.replace(temporary, path)
     except OSError as error:
         _LOG.warning("%s: cannot be written, the kernel is not cached: %s", path, error)
 
