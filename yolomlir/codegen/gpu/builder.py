@@ -44,6 +44,21 @@ def f32(value: float) -> ir.Value:
     return arith.constant(ir.F32Type.get(), value)
 
 
+def zero_of(dtype: str) -> ir.Value:
+    """The zero of `float32` or `float16`."""
+    return arith.constant(element_type(dtype), 0.0)
+
+
+def widen(value: ir.Value) -> ir.Value:
+    """A float16 as float32; a float32 as it is."""
+    return arith.extf(ir.F32Type.get(), value) if isinstance(value.type, ir.F16Type) else value
+
+
+def narrow(value: ir.Value, dtype: str) -> ir.Value:
+    """A float32 as `dtype`, rounded to nearest, ties to even, where that is float16."""
+    return arith.truncf(ir.F16Type.get(), value) if dtype == "float16" else value
+
+
 # ---- integers and conditions --------------------------------------------------------------------
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from yolomlir.bindings import func, ir
 from yolomlir.codegen.gpu import instructions, products
 from yolomlir.codegen.gpu.builder import TRUE, Buffer, Int, KernelBuilder, guard
+from yolomlir.codegen.gpu.chain_input import WindowLoader, WindowReader
+from yolomlir.codegen.gpu.chain_pixels import PixelMap
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, match_chain
 from yolomlir.codegen.gpu.chain_store import ChainStore
 from yolomlir.codegen.gpu.chain_tile import (
@@ -23,7 +25,8 @@ from yolomlir.codegen.gpu.chain_tile import (
     objection,
     plan,
 )
-from yolomlir.codegen.gpu.conv2d_load import CHUNK, InputLoader, WeightLoader
+from yolomlir.codegen.gpu.conv2d_load import InputLoader, WeightLoader
+from yolomlir.codegen.gpu.element import FLOAT32
 from yolomlir.codegen.gpu.generate import register_family
 from yolomlir.codegen.gpu.kernel import Kernel
 from yolomlir.codegen.gpu.products import Fragments, Operand
@@ -109,20 +112,20 @@ class ChainKernel:
         p = self.plan
         if p.tile.cluster_n > 1:
             instructions.cluster_arrive()  # waited for before the first remote store
-        self.first_pixel = k.block_x * p.tile.block_m
+        self.pixels = PixelMap(p, k.block_x)
         self.rank = k.block_y if p.tile.cluster_n > 1 else Int.of(0)
         self.lane, self.warp = k.thread % 32, k.thread // 32
         end = 4 * p.slots * p.slot
         self.ring = k.shared("float32", p.slots * p.slot)
-        staged = k.shared("float32", p.staging, offset_bytes=end)
-        end += 4 * p.staging
+        self.scratch = k.shared("float32", p.scratch, offset_bytes=end)
+        end += 4 * p.scratch
         inputs: list[Buffer | None] = [None]
         for size in p.inputs:
             inputs.append(k.shared("float32", size, offset_bytes=end))
             end += 4 * size
         self.inputs = inputs
         self.store = ChainStore(
-            k, self.problem, p, staged, inputs, self.first_pixel, self.rank, end, exact=self.exact
+            k, self.problem, p, self.scratch, inputs, self.pixels, self.rank, end, exact=self.exact
         )
         self.weights = {
             i: WeightLoader(
@@ -133,10 +136,17 @@ class ChainKernel:
             if p.stages[i].steps
         }  # fmt: skip
         self.source: InputLoader | None = None
-        if not self.problem.depthwise:
+        self.window: WindowLoader | None = None
+        if p.window is not None:
+            first_channel = self.rank * p.stages[0].n if self.problem.depthwise else 0
+            self.window = WindowLoader(
+                p.window, self.problem.first, k.arguments, self.scratch, k.thread, p.threads,
+                self.pixels, first_channel,
+            )  # fmt: skip
+        elif not self.problem.depthwise:
             self.source = InputLoader(
                 p.loader_tile(0), self.problem.first, k.arguments, self.ring, k.thread,
-                self.first_pixel,
+                self.pixels.first_pixel,
             )  # fmt: skip
         self.order = [(i, s) for i, stage in enumerate(p.stages) for s in range(stage.steps)]
 
@@ -151,9 +161,14 @@ class ChainKernel:
         self.store.clear_padding()
         if self.problem.depthwise:
             self.store.load_taps()
-            instructions.copy_commit()
+            if self.window is None:
+                instructions.copy_commit()
         if self.overlap:
             instructions.wait_for_predecessors()
+        if self.window is not None:
+            self.window.load()
+            if self.problem.depthwise:
+                instructions.copy_commit()
         for step in range(count):
             self._load_input(step)
             for later in range(1, len(p.stages)):
@@ -166,7 +181,7 @@ class ChainKernel:
     def _load_weights(self, step: int) -> None:
         index, within = self.order[step]
         slot = step % self.plan.slots * self.plan.slot
-        if index:  # the loader leaves room for an input's tile, which later stages do not have
+        if not self.plan.loaded_rows(index):  # the loader leaves room for an input's tile
             slot -= self.plan.tile.block_m * self.plan.stages[index].block_k
         self.weights[index].load(Int.of(within), Int.of(slot))
 
@@ -193,18 +208,18 @@ class ChainKernel:
         sums: list[Fragments] = []
         for step, (index, within) in enumerate(self.order):
             stage = p.stages[index]
-            instructions.copy_wait(committed - step - 1)
-            if exchanged and p.tile.cluster_n > 1:
-                instructions.cluster_barrier()
-            else:
-                instructions.barrier()
+            if within == 0 and index == 0 and self.window is not None:
+                self.store.load_residuals(index)  # they arrive with the window
+            if within == 0 or not p.resident:
+                self._meet(committed - step - 1, exchanged=exchanged)
             exchanged = False
             if committed < p.steps:
                 self._load(committed)
                 instructions.copy_commit()
                 committed += 1
             if warps is None or within == 0:
-                self.store.load_residuals(index)
+                if index or self.window is None:
+                    self.store.load_residuals(index)
                 warps = _Warps(self, stage)
                 sums = warps.zeros()
             sums = warps.multiply_step(index, within, step % p.slots * p.slot, sums)
@@ -212,9 +227,19 @@ class ChainKernel:
                 continue
             if self.overlap and step == p.steps - 1:
                 instructions.release_dependents()
+            if index == 0 and self.window is not None:
+                instructions.barrier()  # the sums go where the window was
             warps.stage_sums(self.store.staged, sums)
             instructions.barrier()
             exchanged = self.store.finish(index)
+
+    def _meet(self, groups_left: int, *, exchanged: bool) -> None:
+        """Wait for copies and for the other threads; of the cluster where it has `exchanged`."""
+        instructions.copy_wait(groups_left)
+        if exchanged and self.plan.tile.cluster_n > 1:
+            instructions.cluster_barrier()
+        else:
+            instructions.barrier()
 
 
 class _Warps:
@@ -231,6 +256,10 @@ class _Warps:
         self._row = (warp % stage.warps_m) * (16 * self.rows)
         self._column = (warp // stage.warps_m % stage.warps_n) * (8 * self.columns)
         self._slice = warp // (stage.warps_m * stage.warps_n)
+        self._reader: WindowReader | None = None
+        window = kernel.plan.window
+        if window is not None and stage is kernel.plan.stages[0]:
+            self._reader = WindowReader(window, self._row, kernel.lane, CHUNK, self._slice)
 
     def zeros(self) -> list[Fragments]:
         """Accumulators; several where one alone would make every product wait for the last."""
@@ -278,11 +307,12 @@ class _Warps:
         begins at a multiple of a power of two, the product's part of the number can be, too.
         """
         block_k = self._stage.block_k
-        permutation = (row // max(1, 32 // block_k)) % min(block_k // CHUNK, 8)
+        permutation = (row // max(1, 32 // block_k)) % min(block_k // FLOAT32.chunk, 8)
         first = self._slice * (2 * count) + half if self._stage.warps_k > 1 else half
         if self._stage.warps_k == 1 or count & (count - 1) == 0:
-            return row * block_k + (((first ^ permutation) * CHUNK) ^ (2 * product * CHUNK))
-        return row * block_k + ((first + 2 * product) ^ permutation) * CHUNK
+            size = FLOAT32.chunk
+            return row * block_k + (((first ^ permutation) * size) ^ (2 * product * size))
+        return row * block_k + ((first + 2 * product) ^ permutation) * FLOAT32.chunk
 
     def _load_a(
         self, index: int, within: int, slot: int, product: int, count: int
@@ -291,6 +321,8 @@ class _Warps:
         row, half = lane % 16, lane // 16
         buffer = kernel.inputs[index]
         first = within * stage.block_k
+        if self._reader is not None:
+            return self._load_window(self._reader, first, product, count)
         if buffer is None:
             buffer, step = kernel.ring, 16 * stage.block_k
             offset = self._place_in_ring(row, half, product, count)
@@ -298,22 +330,34 @@ class _Warps:
         else:
             length = kernel.plan.row(index)
             step = 16 * length
-            offset = (self._row + row) * length + half * CHUNK + (first + 8 * product)
+            offset = (self._row + row) * length + half * FLOAT32.chunk + (first + 8 * product)
             if stage.warps_k > 1:
                 offset = offset + self._slice * (8 * count)
         rounded = kernel.store.rounded(index, first, first + 8 * stage.products(within))
+        return self._fragments(buffer, [offset + i * step for i in range(self.rows)], rounded)
+
+    def _load_window(
+        self, reader: WindowReader, first: int, product: int, count: int
+    ) -> list[Operand]:
+        kernel = self._kernel
+        firsts = [first + 8 * (s * count + product) for s in range(self._stage.warps_k)]
+        offset = reader.offset(firsts)
+        offsets = [offset + reader.fragment(i) for i in range(self.rows)]
+        return self._fragments(kernel.scratch, offsets, kernel.store.rounded(0, 0, 0))
+
+    def _fragments(self, buffer: Buffer, offsets: list[Int], rounded: bool) -> list[Operand]:
         return [
             products.split(
-                instructions.load_matrices(buffer, offset + i * step, 4),
-                exact=kernel.exact,
+                instructions.load_matrices(buffer, offset, 4),
+                exact=self._kernel.exact,
                 rounded=rounded,
             )
-            for i in range(self.rows)
+            for offset in offsets
         ]
 
     def _load_b(self, index: int, slot: int, product: int, count: int) -> list[Operand]:
         kernel, block_k, lane = self._kernel, self._stage.block_k, self._kernel.lane
-        base = slot + (kernel.plan.tile.block_m * block_k if index == 0 else 0)
+        base = slot + kernel.plan.loaded_rows(index) * block_k
         half = (lane // 8) % 2
         start = self._column * block_k + base
         pair = start + self._place_in_ring(lane % 8 + (lane // 16) * 8, half, product, count)

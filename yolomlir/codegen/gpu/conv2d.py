@@ -2,8 +2,8 @@
 
 Rows of A are output pixels, columns of B output channels, K runs over (kh, kw, c). A block loads
 steps of K into a ring of buffers (`conv2d_load.py`), multiplies them fragment by fragment
-(`mma.sync` of TF32; three products an element pair for `fp32`), and applies the dispatch's epilogue
-to the accumulators before it stores them.
+(`mma.sync` of float16 or TF32; three products an element pair for `fp32`), and applies the
+dispatch's epilogue to the accumulators before it stores them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from yolomlir.bindings import arith, func, ir
-from yolomlir.codegen.gpu import instructions
-from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, KernelBuilder, f32, guard, loop, select
+from yolomlir.codegen.gpu import instructions, products
+from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, KernelBuilder, guard, loop, select
 from yolomlir.codegen.gpu.conv2d_load import (
-    CHUNK,
     ImageLoader,
     InputLoader,
     Loader,
@@ -24,13 +23,12 @@ from yolomlir.codegen.gpu.conv2d_load import (
 from yolomlir.codegen.gpu.conv2d_store import OutputStore
 from yolomlir.codegen.gpu.conv2d_tile import STAGING_PADDING, ConvTile, default_tile, objection
 from yolomlir.codegen.gpu.conv_problem import ConvProblem, match_conv
+from yolomlir.codegen.gpu.element import FLOAT32
 from yolomlir.codegen.gpu.generate import register_family
 from yolomlir.codegen.gpu.kernel import Kernel
+from yolomlir.codegen.gpu.products import Fragments, Operand
 from yolomlir.diagnostics import UserError
 from yolomlir.target import Target
-
-Fragments = list[list[list[ir.Value]]]
-"""Accumulators of a warp: [16-pixel row][8-channel column][4 registers]."""
 
 
 @register_family("conv2d")
@@ -66,6 +64,7 @@ class ConvKernel:
     ) -> None:
         self.problem, self.tile = problem, tile
         self.shape = problem.shape
+        self.element = problem.shape.element
         self.overlap = target.programmatic_launch
         self.exact = precision == "fp32"
         self._builder = KernelBuilder(
@@ -109,7 +108,7 @@ class ConvKernel:
         self.warp_column = (warp // t.warps_m % t.warps_n) * t.warp_n
         self.warp_slice = warp // (t.warps_m * t.warps_n)
         main_bytes = t.main_bytes(self.shape)
-        self.ring = k.shared("float32", t.buffers(self.shape) * t.stage_elements())
+        self.ring = k.shared(self.element.name, t.buffers(self.shape) * t.stage_elements())
         self.store = OutputStore(k, self.problem, t, self.first_channel, main_bytes)
         self.weights = WeightLoader(
             t, self.shape, k.arguments[self.problem.weight].buffer, self.ring,
@@ -129,11 +128,11 @@ class ConvKernel:
         the chunk's number, since rows begin at multiples of the row length.
         """
         t, lane = self.tile, self.lane
-        products = t.block_k // 8 // t.warps_k
-        own = self.warp_slice * (2 * products)
+        own = self.warp_slice * (2 * self._products())
+        size = self.element.chunk
 
         def offset(row: Int, chunk: Int) -> Int:
-            return row * t.block_k + (swizzle(row, chunk ^ own, t.block_k) * CHUNK)
+            return row * t.block_k + (swizzle(row, chunk ^ own, t.block_k // size) * size)
 
         self.a_offset = self.warp_row * t.block_k + offset(lane % 16, lane // 16)
         b_base = self.warp_column * t.block_k
@@ -208,10 +207,12 @@ class ConvKernel:
 
     # ---- products -------------------------------------------------------------------------------
 
+    def _products(self) -> int:
+        """Products of a warp a step, one after the other along K."""
+        return self.tile.block_k // self.element.k_step // self.tile.warps_k
+
     def _zero(self) -> Fragments:
-        zero = f32(0.0)
-        rows, columns = self.tile.warp_m // 16, self.tile.warp_n // 8
-        return [[[zero] * 4 for _ in range(columns)] for _ in range(rows)]
+        return products.zeros(self.tile.warp_m // 16, self.tile.warp_n // 8)
 
     def _fragments(self, values: Sequence[Int | ir.Value]) -> Fragments:
         rows, columns = self.tile.warp_m // 16, self.tile.warp_n // 8
@@ -220,17 +221,17 @@ class ConvKernel:
 
     def _multiply_step(self, stage: Int, accumulators: Fragments) -> Fragments:
         """Add a step's products to the accumulators."""
-        for product in range(self.tile.block_k // 8 // self.tile.warps_k):
+        for product in range(self._products()):
             a = self._load_a(stage, product)
             b = self._load_b(stage, product)
             accumulators = [
-                [self._multiply(x, y, c) for y, c in zip(b, row, strict=True)]
+                [products.multiply(x, y, c) for y, c in zip(b, row, strict=True)]
                 for x, row in zip(a, accumulators, strict=True)
             ]
         return accumulators
 
-    def _load_a(self, stage: Int, product: int) -> list[tuple[list[ir.Value], list[ir.Value]]]:
-        offset = stage + (self.a_offset ^ (product * 2 * CHUNK))
+    def _load_a(self, stage: Int, product: int) -> list[Operand]:
+        offset = stage + (self.a_offset ^ (product * self.element.k_step))
         rows = [
             instructions.load_matrices(self.ring, offset + i * 16 * self.tile.block_k, 4)
             for i in range(self.tile.warp_m // 16)
@@ -238,44 +239,23 @@ class ConvKernel:
         rounded = all(source.rounded for source in self.problem.sources)
         return [self._split(values, rounded=rounded) for values in rows]
 
-    def _load_b(self, stage: Int, product: int) -> list[tuple[list[ir.Value], list[ir.Value]]]:
+    def _load_b(self, stage: Int, product: int) -> list[Operand]:
         t = self.tile
         base = stage + t.block_m * t.block_k
-        pair = base + (self.b_offset ^ (product * 2 * CHUNK))
+        pair = base + (self.b_offset ^ (product * self.element.k_step))
         columns = t.warp_n // 8
         loaded: list[list[ir.Value]] = []
         for j in range(0, columns - 1, 2):
             values = instructions.load_matrices(self.ring, pair + j * 8 * t.block_k, 4)
             loaded += [values[:2], values[2:]]
         if columns % 2:
-            last = base + (self.b_last_offset ^ (product * 2 * CHUNK))
+            last = base + (self.b_last_offset ^ (product * self.element.k_step))
             last = last + (columns - 1) * 8 * t.block_k
             loaded.append(instructions.load_matrices(self.ring, last, 2))
         return [self._split(values, rounded=True) for values in loaded]
 
-    def _split(
-        self, values: list[ir.Value], *, rounded: bool
-    ) -> tuple[list[ir.Value], list[ir.Value]]:
-        """TF32 bits of the values, and for `fp32` of what the rounding left over."""
-        if not self.exact:
-            to_bits = instructions.bits if rounded else instructions.round_to_tf32
-            return [to_bits(v) for v in values], []
-        big = [instructions.round_to_tf32(v) for v in values]
-        rest = [arith.subf(v, instructions.from_bits(b)) for v, b in zip(values, big, strict=True)]
-        return big, [instructions.round_to_tf32(r) for r in rest]
-
-    def _multiply(
-        self,
-        a: tuple[list[ir.Value], list[ir.Value]],
-        b: tuple[list[ir.Value], list[ir.Value]],
-        c: list[ir.Value],
-    ) -> list[ir.Value]:
-        """a b + c. For `fp32` the three leading of four partial products, the small ones first; the
-        fourth is below 2^-22 of the product."""
-        if self.exact:
-            c = instructions.multiply_tf32(a[1], b[0], c)
-            c = instructions.multiply_tf32(a[0], b[1], c)
-        return instructions.multiply_tf32(a[0], b[0], c)
+    def _split(self, values: list[ir.Value], *, rounded: bool) -> Operand:
+        return products.split(values, self.element, exact=self.exact, rounded=rounded)
 
     # ---- epilogues ------------------------------------------------------------------------------
 
@@ -324,10 +304,11 @@ class ConvKernel:
         length = t.block_n + STAGING_PADDING
         if t.warps_k > 1:
             instructions.barrier()
-            for row, column, inside in self._runs(k.thread, t.threads, CHUNK):
+            for row, column, inside in self._runs(k.thread, t.threads, FLOAT32.chunk):
                 with guard(inside):
                     start = row * length + column
-                    staged.store_vector(start, self._sum_of_warps(staged, start, CHUNK))
+                    total = self._sum_of_warps(staged, start, FLOAT32.chunk)
+                    staged.store_vector(start, total)
         instructions.cluster_barrier()
         blocks = [instructions.shared_of_block(staged, rank) for rank in range(t.cluster_k)]
         width = self.store.vector

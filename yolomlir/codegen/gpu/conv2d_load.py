@@ -19,15 +19,16 @@ from yolomlir.codegen.gpu.builder import (
     Int,
     f32,
     guard,
+    narrow,
     select,
     select_float,
+    zero_of,
 )
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvProblem, ConvShape, Source
-from yolomlir.codegen.gpu.instructions import copy_async
+from yolomlir.codegen.gpu.element import Element
+from yolomlir.codegen.gpu.instructions import COPY_BYTES, copy_async
 
-CHUNK = 4
-"""Floats of 16 bytes: what `ldmatrix` takes as a row of a matrix."""
 _MASK_BITS = 32
 
 
@@ -38,10 +39,9 @@ class Loader(Protocol):
         """Issue the copies of a step."""
 
 
-def swizzle(row: Int, chunk: Int | int, block_k: int) -> Int:
-    """The chunk's place in its row: rows of one 128-byte line share a permutation."""
-    chunks = block_k // CHUNK
-    rows_per_line = max(1, 32 // block_k)
+def swizzle(row: Int, chunk: Int | int, chunks: int) -> Int:
+    """The chunk's place in its row of `chunks`: rows of one 128-byte line share a permutation."""
+    rows_per_line = max(1, 8 // chunks)
     return Int.of(chunk) ^ ((row // rows_per_line) % min(chunks, 8))
 
 
@@ -56,7 +56,9 @@ class Slot:
     exists: Bool
 
 
-def share_rows(thread: Int, threads: int, rows: int, block_k: int, vector: int) -> list[Slot]:
+def share_rows(
+    thread: Int, threads: int, rows: int, block_k: int, vector: int, element: Element
+) -> list[Slot]:
     """The copies of a tile of `rows` that fall to a thread, all in the same columns.
 
     Copy c of row r is elements [c vector, (c + 1) vector).
@@ -69,20 +71,41 @@ def share_rows(thread: Int, threads: int, rows: int, block_k: int, vector: int) 
     for i in range(-(-rows // step)):
         row = first + i * step
         if permuted_alike:  # the permutation repeats every 8 rows
-            target = _place(first, column, vector, block_k) + i * step * block_k
+            target = _place(first, column, vector, block_k, element) + i * step * block_k
         else:
-            target = _place(row, column, vector, block_k)
+            target = _place(row, column, vector, block_k, element)
         exists = row < rows if (i + 1) * step > rows else TRUE
         slots.append(Slot(row, i * step, target, exists))
     return slots
 
 
-def _place(row: Int, column: Int, vector: int, block_k: int) -> Int:
-    if vector == CHUNK:
-        return row * block_k + swizzle(row, column, block_k) * CHUNK
-    per_chunk = CHUNK // vector
+def _place(row: Int, column: Int, vector: int, block_k: int, element: Element) -> Int:
+    size, chunks = element.chunk, block_k // element.chunk
+    if vector == size:
+        return row * block_k + swizzle(row, column, chunks) * size
+    per_chunk = size // vector
     inside = (column % per_chunk) * vector
-    return row * block_k + swizzle(row, column // per_chunk, block_k) * CHUNK + inside
+    return row * block_k + swizzle(row, column // per_chunk, chunks) * size + inside
+
+
+def copy_in(
+    target: Buffer,
+    target_offset: Int,
+    source: Buffer,
+    source_offset: Int,
+    elements: int,
+    *,
+    live: Bool,
+    through_l1: bool = False,
+) -> None:
+    """`copy_async`, or a load and a store where the elements are less than it can copy."""
+    if elements * target.element_bytes >= COPY_BYTES:
+        copy_async(
+            target, target_offset, source, source_offset, elements, live=live, through_l1=through_l1
+        )
+        return
+    value = source.load(select(live, source_offset, 0))
+    target.store(target_offset, select_float(live, value, zero_of(target.dtype)))
 
 
 class WeightLoader:
@@ -96,7 +119,9 @@ class WeightLoader:
         self._weights, self._shared = weights, shared
         self._vector = shape.weight_vector
         self._column = (thread % (tile.block_k // self._vector)) * self._vector
-        self._slots = share_rows(thread, tile.threads, tile.block_n, tile.block_k, self._vector)
+        self._slots = share_rows(
+            thread, tile.threads, tile.block_n, tile.block_k, self._vector, shape.element
+        )
         first = first_channel + self._slots[0].row
         self._first_channel = first
         self._row_offset = first * shape.k + self._column
@@ -113,7 +138,7 @@ class WeightLoader:
             if shape.out_channels % tile.block_n:
                 live = live & ((self._first_channel + slot.shift) < shape.out_channels)
             with guard(slot.exists):
-                copy_async(
+                copy_in(
                     self._shared, stage + slot.target + base,
                     self._weights, start + slot.shift * shape.k,
                     self._vector, live=live,
@@ -159,7 +184,7 @@ def pixel_at(m: Int, shape: ConvShape, block_m: int, *, use_mask: bool) -> Pixel
 
 
 class InputLoader:
-    """Float32 inputs by asynchronous copies of 4, 2 or 1 channels, from one source or several."""
+    """Inputs of the products' own type, by copies of 16 bytes or less, from one or more sources."""
 
     def __init__(
         self, tile: ConvTile, problem: ConvProblem, arguments: list[Argument], shared: Buffer,
@@ -174,7 +199,9 @@ class InputLoader:
         self._column = (thread % (tile.block_k // self._vector)) * self._vector
         last_tap = (tile.padded_k(shape) - 1) // shape.in_channels
         use_mask = not shape.in_bounds and last_tap < _MASK_BITS
-        self._slots = share_rows(thread, tile.threads, tile.block_m, tile.block_k, self._vector)
+        self._slots = share_rows(
+            thread, tile.threads, tile.block_m, tile.block_k, self._vector, shape.element
+        )
         self._pixels = [
             pixel_at(first_pixel + slot.row, shape, tile.block_m, use_mask=use_mask)
             for slot in self._slots
@@ -251,14 +278,15 @@ class InputLoader:
                 top, left = pixel.top + row, pixel.left + column
                 offset = self._offset(source, pixel, top, left) + channel
             with guard(slot.exists):
-                copy_async(
+                copy_in(
                     self._shared, stage + slot.target, argument.buffer, offset, self._vector,
                     live=live, through_l1=self._tile.through_l1,
                 )  # fmt: skip
 
 
 class ImageLoader:
-    """A uint8 image, converted and scaled on its way: a thread has whole rows of the tile.
+    """An image (uint8, or float32 for products of float16), converted and scaled on its way: a
+    thread has whole rows of the tile.
 
     The loop over K is unrolled, so taps and channels are constants. Synchronous: its loads wait.
     """
@@ -268,6 +296,7 @@ class ImageLoader:
         thread: Int, first_pixel: Int,
     ) -> None:  # fmt: skip
         self._tile, self._shape = tile, problem.shape
+        self._element = problem.shape.element
         self._source = problem.sources[0]
         self._argument = arguments[self._source.argument]
         self._shared = shared
@@ -284,20 +313,20 @@ class ImageLoader:
         """Load, convert and store a step; `k_tile` must be a constant."""
         if k_tile.known is None:
             raise ValueError("an image is read in an unrolled loop")
-        first = k_tile.known * self._tile.block_k
+        first, size = k_tile.known * self._tile.block_k, self._element.chunk
         for row, exists, pixel in self._rows:
             with guard(exists):
-                for chunk in range(self._tile.block_k // CHUNK):
-                    ks = range(first + chunk * CHUNK, first + (chunk + 1) * CHUNK)
-                    place = swizzle(row, chunk, self._tile.block_k) * CHUNK
+                for chunk in range(self._tile.block_k // size):
+                    ks = range(first + chunk * size, first + (chunk + 1) * size)
+                    place = swizzle(row, chunk, self._tile.block_k // size) * size
                     target = stage + row * self._tile.block_k + place
-                    self._shared.store_vector(target, [self._element(pixel, k) for k in ks])
+                    self._shared.store_vector(target, [self._value(pixel, k) for k in ks])
 
-    def _element(self, pixel: Pixel, k: int) -> ir.Value:
-        """The float32 at (pixel, k); zero in the padding. Reads element 0 where there is none."""
-        shape = self._shape
+    def _value(self, pixel: Pixel, k: int) -> ir.Value:
+        """The element at (pixel, k); zero in the padding. Reads element 0 where there is none."""
+        shape, dtype = self._shape, self._element.name
         if k >= shape.k:
-            return f32(0.0)
+            return zero_of(dtype)
         tap, channel = divmod(k, shape.in_channels)
         kh, kw = divmod(tap, shape.kernel_w)
         row, column = kh * shape.dilation_h, kw * shape.dilation_w
@@ -308,10 +337,12 @@ class ImageLoader:
         flat = line * source.width + left // source.upsample
         offset = flat * self._argument.pitch_or_fail() + channel
         loaded = self._argument.buffer.load(select(live, offset, 0))
-        value = arith.uitofp(ir.F32Type.get(), loaded)
+        value = loaded
+        if source.dtype == "uint8":
+            value = arith.uitofp(ir.F32Type.get(), value)
         if source.scale != 1.0:
             value = arith.mulf(value, f32(source.scale))
-        return select_float(live, value, f32(0.0))
+        return select_float(live, narrow(value, dtype), zero_of(dtype))
 
     def _live(self, pixel: Pixel, tap: int, row: int, column: int) -> Bool:
         shape = self._shape

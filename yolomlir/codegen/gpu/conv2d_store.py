@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.builder import TRUE, Bool, Int, KernelBuilder, guard, select
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
-from yolomlir.codegen.gpu.conv_problem import ConvProblem, widest
+from yolomlir.codegen.gpu.conv_problem import ConvProblem
+from yolomlir.codegen.gpu.element import FLOAT32
 from yolomlir.codegen.gpu.instructions import copy_async
 
 Run = tuple[Int, Sequence[ir.Value]]
@@ -29,8 +30,8 @@ class OutputStore:
         self._first_channel = first_channel
         self._epilogue = problem.epilogue
         self._output = k.arguments[problem.result]
-        self.vector = problem.store_vector
-        """Elements of the widest store."""
+        self.vector = min(problem.store_vector, FLOAT32.chunk)
+        """Elements of the widest store: at most what one access has of their float32 sums."""
         self._channel = {
             argument: k.shared(
                 "float32", tile.block_n, offset_bytes=vectors_at_bytes + 4 * i * tile.block_n
@@ -41,7 +42,7 @@ class OutputStore:
     def load_vectors(self) -> None:
         """Bring this block's part of the channel vectors into shared memory, asynchronously."""
         channels, block = self._problem.shape.out_channels, self._tile.block_n
-        width = min(widest(channels), widest(block))
+        width = min(FLOAT32.widest(channels), FLOAT32.widest(block))
         copies = block // width
         for argument, shared in self._channel.items():
             for i in range(-(-copies // self._tile.threads)):

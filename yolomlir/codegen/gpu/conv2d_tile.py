@@ -10,6 +10,7 @@ from typing import Any
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv_problem import ConvShape
+from yolomlir.codegen.gpu.element import Element
 from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.target import Target
 
@@ -23,6 +24,11 @@ _MAX_THREADS = 512
 _MAX_UNROLLED = 1536
 """Tensor-core instructions of a fully unrolled warp; more makes ptxas slow and misses the
 instruction cache."""
+
+
+def block_ks(element: Element) -> tuple[int, ...]:
+    """What a step of K may have: 1 to 16 products, so rows of 32 to 512 bytes."""
+    return tuple(element.k_step * count for count in (1, 2, 4, 8, 16))
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ class ConvTile:
         return over_m, over_n, self.cluster_k
 
     def stage_elements(self) -> int:
-        """Floats of one pipeline stage: the input's tile, then the weights'."""
+        """Elements of one pipeline stage: the input's tile, then the weights'."""
         return (self.block_m + self.block_n) * self.block_k
 
     def staging_elements(self) -> int:
@@ -112,7 +118,8 @@ class ConvTile:
 
     def main_bytes(self, shape: ConvShape) -> int:
         """Shared memory of the pipeline, which the staged output reuses."""
-        return 4 * max(self.buffers(shape) * self.stage_elements(), self.staging_elements())
+        ring = shape.element.bytes * self.buffers(shape) * self.stage_elements()
+        return max(ring, 4 * self.staging_elements())
 
     def shared_bytes(self, shape: ConvShape, channel_vectors: int = 1) -> int:
         """Shared memory of a block: the pipeline, then bias-like vectors."""
@@ -160,8 +167,9 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
     t = tile
     if min(t.block_m, t.block_n, t.warps_m, t.warps_n, t.warps_k, t.stages) < 1:
         return "sizes and counts must be positive"
-    if t.block_k not in (8, 16, 32, 64, 128):
-        return f"block_k = {t.block_k} is not one of 8, 16, 32, 64, 128"
+    element = shape.element
+    if t.block_k not in block_ks(element):
+        return f"block_k = {t.block_k} is not one of {', '.join(map(str, block_ks(element)))}"
     if t.block_m % (16 * t.warps_m):
         return f"block_m = {t.block_m} is not a multiple of 16 x warps_m = {16 * t.warps_m}"
     if t.block_n % (8 * t.warps_n):
@@ -170,11 +178,12 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
         return f"cluster_k = {t.cluster_k} is not a cluster of {target.name}"
     if t.cluster_k > 1 and (t.cluster_k - 1) * t.k_tiles(shape) * t.block_k >= shape.k:
         return f"cluster_k = {t.cluster_k} leaves a block without a part of K"
-    if (t.block_k // 8) % t.warps_k:
-        return f"warps_k = {t.warps_k} does not divide the {t.block_k // 8} products of a step"
+    depth = t.block_k // element.k_step
+    if depth % t.warps_k:
+        return f"warps_k = {t.warps_k} does not divide the {depth} products of a step"
     if t.threads > _MAX_THREADS:
         return f"{t.threads} threads; at most {_MAX_THREADS} keep 128 registers a thread"
-    for vector in (shape.source_vector or 4, shape.weight_vector):
+    for vector in (shape.source_vector or element.chunk, shape.weight_vector):
         if t.threads % (t.block_k // vector):
             return f"{t.threads} threads cannot share rows of {t.block_k // vector} copies"
     limit = 96 if t.threads <= 256 else 64
@@ -186,7 +195,7 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
         return "one stage cannot hold a loop of several steps"
     if shape.source_vector == 0 and (t.cluster_k > 1 or not t.unrolled(shape)):
         return "an input that is converted needs an unrolled loop of one block"
-    products = (t.warp_m // 16) * (t.warp_n // 8) * (t.block_k // 8) // t.warps_k
+    products = (t.warp_m // 16) * (t.warp_n // 8) * depth // t.warps_k
     if t.unrolled(shape) and t.k_tiles(shape) * products > _MAX_UNROLLED:
         return f"{t.k_tiles(shape) * products} unrolled products; at most {_MAX_UNROLLED}"
     inputs, weights = t.copies(shape)
@@ -274,14 +283,14 @@ def _over_k(
     block_m: int, block_n: int, warps_m: int, warps_n: int, shape: ConvShape
 ) -> Iterator[ConvTile]:
     """Steps over K and their division among warps."""
-    depths = [8]
-    depths += [depth for depth in (16, 32, 64, 128) if depth // 2 < shape.k]
+    least, *more = block_ks(shape.element)
+    depths = [least, *(depth for depth in more if depth // 2 < shape.k)]
     if shape.source_vector == 0:  # a converted input cannot be prefetched: as few steps as can be
         depths = depths[-1:]
     for block_k in depths:
         for warps_k in (1, 2, 4, 8):
             few = 32 * warps_m * warps_n * warps_k <= _MAX_THREADS
-            if few and block_k // 8 % warps_k == 0:
+            if few and block_k // least % warps_k == 0:
                 yield ConvTile(block_m, block_n, block_k, warps_m, warps_n, warps_k)
 
 

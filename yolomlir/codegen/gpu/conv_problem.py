@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from yolomlir.bindings import ir
-from yolomlir.codegen.gpu.builder import ELEMENT_BYTES
+from yolomlir.codegen.gpu.element import FLOAT32, Element, element_named
 from yolomlir.codegen.gpu.epilogue import Epilogue, match_epilogue
 from yolomlir.codegen.gpu.kernel import ACTIVATION, WEIGHT, Parameter
 from yolomlir.codegen.gpu.linalg_match import (
     argument_number,
     constant_float,
+    dtype_of,
     made_by,
     only,
     pair,
@@ -29,7 +30,7 @@ class Source:
     """A tensor that the convolution reads, as channels [first, first + channels) of its input.
 
     height, width: of the tensor itself. upsample: each element is read for upsample x upsample
-    pixels. scale: what a uint8 element is multiplied by.
+    pixels. scale: what an element of an image is multiplied by.
     """
 
     argument: int
@@ -65,7 +66,14 @@ class ConvShape:
     dilation_h: int = 1
     dilation_w: int = 1
     source_vector: int = 4
-    """Elements of an asynchronous copy of an input (4, 2, 1), or 0 where it is converted."""
+    """Elements of a copy of an input (16 bytes and less), or 0 where it is converted."""
+    dtype: str = "float32"
+    """Of the operands of the products."""
+
+    @property
+    def element(self) -> Element:
+        """The type of the operands of the products."""
+        return element_named(self.dtype)
 
     @property
     def pixels(self) -> int:
@@ -84,8 +92,8 @@ class ConvShape:
 
     @property
     def weight_vector(self) -> int:
-        """Elements of an asynchronous copy of the weights, whose rows are K long."""
-        return widest(self.k)
+        """Elements of a copy of the weights, whose rows are K long."""
+        return self.element.widest(self.k)
 
     @property
     def flops(self) -> int:
@@ -111,7 +119,7 @@ class ConvProblem:
     epilogue: Epilogue
     parameters: tuple[Parameter, ...]
     store_vector: int
-    """Elements that one store of the result may have (4, 2, 1)."""
+    """Elements that one store of the result may have (16 bytes and less)."""
     residual_vectors: dict[int, int]
     """The same for the loads of the epilogue's element operands, by argument."""
 
@@ -122,8 +130,8 @@ class ConvProblem:
 
 
 def widest(count: int) -> int:
-    """The largest of 4, 2 and 1 that divides a count of elements."""
-    return next(v for v in (4, 2, 1) if count % v == 0)
+    """The largest of 4, 2 and 1 that divides a count of float32."""
+    return FLOAT32.widest(count)
 
 
 def match_conv(function: ir.Operation, *, precision: str) -> ConvProblem:
@@ -145,10 +153,8 @@ def match_conv(function: ir.Operation, *, precision: str) -> ConvProblem:
         weight=weight,
         epilogue=epilogue,
         parameters=parameters,
-        store_vector=min(widest(channels), _vector(parameters[-1])),
-        residual_vectors={
-            a: min(widest(channels), _vector(parameters[a])) for a in epilogue.element
-        },
+        store_vector=_vector(parameters[-1], channels),
+        residual_vectors={a: _vector(parameters[a], channels) for a in epilogue.element},
     )
 
 
@@ -173,16 +179,17 @@ def match_conv_input(
     if weight_channels != channels:
         raise _refusal(root, f"has {channels} channels for weights of {weight_channels}")
     sources = _sources(root, value, rounded)
+    dtype = dtype_of(weight)
     vectors = [
-        0 if s.dtype != "float32" else min(widest(s.channels), widest(s.first), _vector(p))
-        for s, p in ((s, parameters[s.argument]) for s in sources)
+        0 if s.dtype != dtype else _vector(parameters[s.argument], s.channels, s.first)
+        for s in sources
     ]
     if 0 in vectors and len(sources) > 1:
         raise _refusal(root, "concatenates an image with another tensor")
     stride, dilation = pair(root, "strides"), pair(root, "dilations")
     geometry = ConvShape(
         batch, height, width, channels, out_h, out_w, out_channels, kernel_h, kernel_w,
-        *stride, top, left, *dilation, source_vector=min(vectors),
+        *stride, top, left, *dilation, source_vector=min(vectors), dtype=dtype,
     )  # fmt: skip
     return sources, geometry, weight_number
 
@@ -193,8 +200,11 @@ def _refusal(op: ir.Operation, message: str) -> UnsupportedError:
     )
 
 
-def _vector(parameter: Parameter) -> int:
-    return min(4, parameter.alignment_bytes // ELEMENT_BYTES[parameter.dtype])
+def _vector(parameter: Parameter, *counts: int) -> int:
+    """Elements of the widest access of rows so aligned, beginning at multiples of the counts."""
+    element = element_named(parameter.dtype)
+    aligned = element.in_chunk(parameter.alignment_bytes)
+    return min(aligned, *(element.widest(count) for count in counts))
 
 
 def _require_zero_padding(root: ir.Operation, padded: ir.Value) -> None:
@@ -240,10 +250,7 @@ def _source(root: ir.Operation, value: ir.Value, first: int, rounded: set[int]) 
     batch, height, width, channels = shape(value)
     if (height * upsample, width * upsample, channels) != outer[1:] or batch != outer[0]:
         raise _refusal(root, f"reads {outer} from a tensor of {shape(value)}")
-    element = ir.RankedTensorType(value.type).element_type
-    dtype = "float32" if isinstance(element, ir.F32Type) else "uint8"
-    if dtype == "uint8" and (not isinstance(element, ir.IntegerType) or element.width != 8):
-        raise _refusal(root, f"reads elements of type {element}")
+    dtype = dtype_of(value)
     return Source(number, height, width, first, channels, upsample, dtype, scale, number in rounded)
 
 
@@ -270,7 +277,7 @@ def _scale(root: ir.Operation, generic: ir.Operation) -> float:
             if len(known) != 1:
                 raise _refusal(root, "normalises its input by something not constant")
             scale *= known[0]
-        elif op.name not in ("arith.uitofp", "arith.constant", "linalg.yield"):
+        elif op.name not in ("arith.uitofp", "arith.truncf", "arith.constant", "linalg.yield"):
             raise _refusal(root, f"uses '{op.name}' on its input")
     return scale
 
@@ -287,13 +294,19 @@ def _parameters(
         alignments = [int(v) for v in given]
     parameters = []
     for number, value in enumerate([*block.arguments, returned]):
-        element = ir.RankedTensorType(value.type).element_type
-        dtype = "float32" if isinstance(element, ir.F32Type) else "uint8"
+        dtype = dtype_of(value)
         if number in weights or number in epilogue.channel:
-            tf32 = precision == "tf32" and number in weights
+            tf32 = precision != "fp32" and dtype == "float32" and number in weights
             parameters.append(Parameter(WEIGHT, dtype, 16, tf32))
             continue
-        natural = widest(shape(value)[-1]) * 4 if dtype == "float32" else 1
         given_here = alignments[number] if number < len(alignments) else 0
-        parameters.append(Parameter(ACTIVATION, dtype, given_here or natural))
+        parameters.append(Parameter(ACTIVATION, dtype, given_here or _natural(value, dtype)))
     return tuple(parameters)
+
+
+def _natural(value: ir.Value, dtype: str) -> int:
+    """The alignment in bytes that dense rows of a tensor have."""
+    if dtype == "uint8":
+        return 1
+    element = element_named(dtype)
+    return element.bytes * element.widest(shape(value)[-1])

@@ -24,7 +24,7 @@ _MODULES = {
 }
 """Family -> the module of this package whose import registers its generator."""
 
-PRECISIONS = ("fp32", "tf32")
+PRECISIONS = ("fp32", "tf32", "fp16")
 
 
 def register_family(family: str) -> Callable[[Generator], Generator]:
@@ -45,7 +45,7 @@ def generate_kernel(
 ) -> Kernel:
     """The kernel of one dispatch function at the linalg level, in the function's context.
 
-    precision: `fp32` or `tf32`. name: of the kernel, default the function's. Raises
+    precision: one of `PRECISIONS`. name: of the kernel, default the function's. Raises
     UnsupportedError for a family or form that no generator takes.
     """
     where = name or function.name.value

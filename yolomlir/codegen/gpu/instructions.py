@@ -12,6 +12,9 @@ LOG2_E = 1.4426950408889634
 
 # ---- asynchronous copies ------------------------------------------------------------------------
 
+COPY_BYTES = 4
+"""The least that `cp.async` copies."""
+
 
 def copy_async(
     target: Buffer,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.element import FLOAT32, Element
 from yolomlir.diagnostics import UnsupportedError
 from yolomlir.dialects import yolo
 
@@ -68,6 +69,19 @@ def shape(value: ir.Value) -> tuple[int, ...]:
     return tuple(ir.RankedTensorType(value.type).shape)
 
 
+def dtype_of(value: ir.Value) -> str:
+    """The dtype of a tensor value. Raises UnsupportedError for one that kernels do not read."""
+    name = str(ir.RankedTensorType(value.type).element_type)
+    if name not in _DTYPES:
+        raise UnsupportedError(
+            f"the dispatch reads elements of type {name}; expected one of {', '.join(_DTYPES)}"
+        )
+    return _DTYPES[name]
+
+
+_DTYPES = {"f32": "float32", "f16": "float16", "i8": "uint8", "ui8": "uint8"}
+
+
 def unpadded(value: ir.Value) -> tuple[ir.Value, Padding]:
     """An NHWC value without the `tensor.pad` around it, and that padding."""
     op = made_by(value, "tensor.pad")
@@ -86,8 +100,10 @@ def pair(op: ir.Operation, name: str) -> tuple[int, int]:
     return first, second
 
 
-def vector_width(function: ir.Operation, channels: int, numbers: Iterable[int]) -> int:
-    """float32 elements (4, 2, 1) that one access may have of rows of `channels` of all of these
+def vector_width(
+    function: ir.Operation, channels: int, numbers: Iterable[int], element: Element = FLOAT32
+) -> int:
+    """Elements that one access (16 bytes or less) may have of rows of `channels` of all of these
     arguments (the result comes after the last).
 
     `yolo.alignments` of the function states rows that are less aligned than their channels say.
@@ -96,7 +112,7 @@ def vector_width(function: ir.Operation, channels: int, numbers: Iterable[int]) 
     if "yolo.alignments" in function.attributes:
         stated = [int(v) for v in ir.DenseI64ArrayAttr(function.attributes["yolo.alignments"])]
     known = [stated[n] for n in numbers if n < len(stated) and stated[n]]
-    return next(v for v in (4, 2, 1) if channels % v == 0 and 4 * v <= min([16, *known]))
+    return min(element.widest(channels), element.in_chunk(min([16, *known])))
 
 
 def constant_float(value: ir.Value) -> float | None:

@@ -1,4 +1,4 @@
-"""Products of fragments on tensor cores, of one TF32 product an element pair or of three."""
+"""Products of fragments on tensor cores: of float16, of TF32, or of three TF32 for a float32."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from yolomlir.bindings import arith, ir
 from yolomlir.codegen.gpu import instructions
 from yolomlir.codegen.gpu.builder import f32
+from yolomlir.codegen.gpu.element import FLOAT32, Element
 
 Fragments = list[list[list[ir.Value]]]
 """Accumulators of a warp: [16-pixel row][8-channel column][4 registers]."""
@@ -15,14 +16,20 @@ Fragments = list[list[list[ir.Value]]]
 
 @dataclass(frozen=True)
 class Operand:
-    """TF32 bits of a fragment's values; rest: of what the rounding left over, for `fp32`."""
+    """A fragment's registers: TF32 bits, or pairs of float16. rest: of what the rounding to TF32
+    left over, for `fp32`."""
 
     bits: list[ir.Value]
     rest: list[ir.Value]
+    element: Element = FLOAT32
 
 
-def split(values: Sequence[ir.Value], *, exact: bool, rounded: bool) -> Operand:
-    """A fragment as an operand. exact: for `fp32`; rounded: the values are TF32 already."""
+def split(
+    values: Sequence[ir.Value], element: Element = FLOAT32, *, exact: bool, rounded: bool
+) -> Operand:
+    """A fragment as an operand. exact: for `fp32`; rounded: float32 values are TF32 already."""
+    if element is not FLOAT32:
+        return Operand(list(values), [], element)
     if not exact:
         to_bits = instructions.bits if rounded else instructions.round_to_tf32
         return Operand([to_bits(v) for v in values], [])
@@ -34,6 +41,8 @@ def split(values: Sequence[ir.Value], *, exact: bool, rounded: bool) -> Operand:
 def multiply(a: Operand, b: Operand, c: list[ir.Value]) -> list[ir.Value]:
     """a b + c. For `fp32` the three leading of four partial products, the small ones first; the
     fourth is below 2^-22 of the product."""
+    if a.element is not FLOAT32:
+        return instructions.multiply_f16(a.bits, b.bits, c)
     if a.rest:
         c = instructions.multiply_tf32(a.rest, b.bits, c)
         c = instructions.multiply_tf32(a.bits, b.rest, c)
