@@ -30,7 +30,7 @@ def load() -> Workload:
     target = cuda_target()
     if target is None:
         pytest.skip("there is no GPU that yolomlir targets")
-    options = CompileOptions(target=target, height=SIDE, width=SIDE)
+    options = CompileOptions(target=target, height=SIDE, width=SIDE, level=3)
     return collect(seeded_checkpoint("n", 80, 0, fused=True), options)
 
 
