@@ -46,6 +46,11 @@ def shape_of(value: ir.Value) -> list[int]:
     return list(ir.RankedTensorType(value.type).shape)
 
 
+def element_of(value: ir.Value) -> str:
+    """The element type of a tensor value as MLIR prints it: `f32`, `f16`, `ui8`."""
+    return str(ir.RankedTensorType(value.type).element_type)
+
+
 def integers(op: ir.Operation, name: str) -> list[int]:
     """A dense array attribute of integers."""
     return [int(v) for v in ir.DenseI64ArrayAttr(op.attributes[name])]
@@ -166,9 +171,13 @@ def conv2d(
     strides: Sequence[int] = (1, 1),
     padding: Sequence[int] = (0, 0, 0, 0),
     groups: int = 1,
+    element: ir.Type | None = None,
     loc: ir.Location | None = None,
 ) -> ir.Value:
-    """Convolve x [N, I, H, W] with w [O, I/groups, KH, KW]; padding top, left, bottom, right."""
+    """Convolve x [N, I, H, W] with w [O, I/groups, KH, KW]; padding top, left, bottom, right.
+
+    element: of the result; x's unless given.
+    """
     n, _, height, width = shape_of(x)
     out, _, kh, kw = shape_of(w)
     top, left, bottom, right = padding
@@ -184,7 +193,7 @@ def conv2d(
         "groups": _i64(groups),
     }
     operands = [x, w] if bias is None else [x, w, bias]
-    return _build("conv2d", operands, _like(x, shape), attributes, loc)
+    return _build("conv2d", operands, _like(x, shape, element), attributes, loc)
 
 
 def batch_norm(
@@ -385,9 +394,37 @@ def _same_layout(op: ir.Operation, values: Sequence[ir.Value]) -> None:
         _fail(op, f"mixes layouts {names}", "insert yolo.convert_layout")
 
 
+def _same_element(op: ir.Operation, values: Sequence[ir.Value]) -> None:
+    elements = list(dict.fromkeys(element_of(v) for v in values))
+    if len(elements) > 1:
+        _fail(op, f"mixes element types {', '.join(elements)}; only conv2d and normalize convert")
+
+
+def _conv_elements(op: ir.Operation) -> None:
+    """One element type for all, or float16 weights.
+
+    Those multiply a float16 tensor or the image; sums and the bias are float32, and the result is
+    stored as either.
+    """
+    source, weight = element_of(op.operands[0]), element_of(op.operands[1])
+    result = element_of(op.results[0])
+    wide = "f32" if weight == "f16" else weight
+    if len(op.operands) > 2:
+        _expect(op, "bias element type", wide, element_of(op.operands[2]))
+    if weight != "f16":
+        _expect(op, "input element type", weight, source, "narrow the weight as well")
+        _expect(op, "result element type", weight, result, "narrow the weight as well")
+        return
+    if source not in ("f16", "f32", "ui8"):
+        _fail(op, f"input element type is {source}; a float16 weight takes f16, f32 or ui8")
+    if result not in ("f16", "f32"):
+        _fail(op, f"result element type is {result}; a float16 weight gives f16 or f32")
+
+
 @_verifier("normalize")
 def _(op: ir.Operation) -> None:
     _expect(op, "result shape", shape_of(op.operands[0]), shape_of(op.results[0]))
+    _expect(op, "result element type", "f32", element_of(op.results[0]))
     _same_layout(op, [op.operands[0], op.results[0]])
 
 
@@ -421,6 +458,7 @@ def _(op: ir.Operation) -> None:
     _same_layout(op, [op.operands[0], op.results[0]])
     if len(op.operands) > 2:
         _expect(op, "bias shape", [out], shape_of(op.operands[2]))
+    _conv_elements(op)
 
 
 @_verifier("batch_norm")
@@ -453,6 +491,7 @@ def _(op: ir.Operation) -> None:
     _expect(op, "second operand's N, H, W", [n, height, width], [rn, rh, rw])
     _expect(op, "result shape", [n, channels + rc, height, width], shape_of(op.results[0]))
     _same_layout(op, [*op.operands, op.results[0]])
+    _same_element(op, [*op.operands, op.results[0]])
 
 
 @_verifier("slice")
@@ -464,6 +503,7 @@ def _(op: ir.Operation) -> None:
         _fail(op, f"channels [{offset}, {offset + size}) leave the input's {channels}")
     _expect(op, "result shape", [n, size, height, width], shape_of(op.results[0]))
     _same_layout(op, [op.operands[0], op.results[0]])
+    _same_element(op, [op.operands[0], op.results[0]])
 
 
 @_verifier("max_pool2d")
@@ -480,6 +520,7 @@ def _(op: ir.Operation) -> None:
     ow = window_output(width, kernel[1], strides[1], left, right)
     _expect(op, "result shape", [n, channels, oh, ow], shape_of(op.results[0]))
     _same_layout(op, [op.operands[0], op.results[0]])
+    _same_element(op, [op.operands[0], op.results[0]])
 
 
 @_verifier("upsample")
@@ -492,6 +533,7 @@ def _(op: ir.Operation) -> None:
     expected = [n, channels, height * factor, width * factor]
     _expect(op, "result shape", expected, shape_of(op.results[0]))
     _same_layout(op, [op.operands[0], op.results[0]])
+    _same_element(op, [op.operands[0], op.results[0]])
 
 
 @_verifier("attention")
@@ -502,12 +544,15 @@ def _(op: ir.Operation) -> None:
     _expect(op, "input channels", heads * (2 * key_dim + head_dim), channels)
     _expect(op, "result shape", [n, heads * head_dim, height, width], shape_of(op.results[0]))
     _same_layout(op, [op.operands[0], op.results[0]])
+    _same_element(op, [op.operands[0], op.results[0]])
 
 
 @_verifier("detect")
 def _(op: ir.Operation) -> None:
     _four_dimensional(op, op.operands)
     maps = list(op.operands)
+    for value in maps:
+        _expect(op, "element type of a map", "f32", element_of(value))
     _expect(op, "number of strides", LEVELS, len(integers(op, "strides")))
     classes = shape_of(maps[LEVELS])[1]
     anchors = 0
@@ -525,3 +570,4 @@ def _(op: ir.Operation) -> None:
 @_verifier("convert_layout")
 def _(op: ir.Operation) -> None:
     _expect(op, "result shape", shape_of(op.operands[0]), shape_of(op.results[0]))
+    _same_element(op, [op.operands[0], op.results[0]])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LEVELS = ("yolo", "optimized", "linalg", "gpu", "ptx")
 """What `emit` can print, from the model as imported down to assembly."""
 
-PRECISIONS = {"cpu": ("fp32",), "gpu": ("tf32", "fp32")}
+PRECISIONS = {"cpu": ("fp32",), "gpu": ("tf32", "fp32", "fp16")}
 """Precisions by kind of target, its default first."""
 
 STRIDE = 32

@@ -27,6 +27,8 @@ LEVELS = (0, 1, 2, 3)
 """Optimisation levels: what is needed to run, what is cheap and always good, what pays on every
 target, fusion of chains of convolutions, which pays on GPUs. On the CPU 3 equals 2."""
 DEFAULT_LEVEL = 2
+HALF = "fp16"
+"""The precision of products that is one of storage as well."""
 _OPEN, _CLOSE = "({[<", ")}]>"
 
 
@@ -230,21 +232,28 @@ PIPELINES = {"yolo-pipeline-cpu": "cpu", "yolo-pipeline-gpu": "gpu"}
 """Pipelines that can be named where a pass can, and the kind of target that they are for."""
 
 
+_OPTIONS = {"level": tuple(map(str, LEVELS)), "precision": ("fp32", "tf32", HALF)}
+
+
 def _expand(name: str, text: str) -> str:
-    options = text.partition("{")[2].rstrip("} ").strip()
-    key, _, value = options.partition("=")
-    if options and (key != "level" or value not in {str(level) for level in LEVELS}):
-        message = f"pipeline '{name}' has no option '{options}'"
-        raise UserError(message, hint="options: level=0|1|2|3")
-    return pipeline_for(PIPELINES[name], int(value) if options else DEFAULT_LEVEL)
+    given = {}
+    for option in text.partition("{")[2].rstrip("} ").split():
+        key, _, value = option.partition("=")
+        if value not in _OPTIONS.get(key, ()):
+            known = ", ".join(f"{k}={'|'.join(values)}" for k, values in _OPTIONS.items())
+            raise UserError(f"pipeline '{name}' has no option '{option}'", hint=f"options: {known}")
+        given[key] = value
+    level = int(given.get("level", DEFAULT_LEVEL))
+    return pipeline_for(PIPELINES[name], level, given.get("precision", ""))
 
 
-def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL) -> str:
+def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL, precision: str = "") -> str:
     """The graph pipeline of a kind of target (`cpu`, `gpu`) at -O0 to -O3, as text.
 
     Level 0 is what code generation needs: batch norms folded, NHWC, one dispatch a kernel, the
     memory plan. Level 1 adds cleaning up and the fold of the image scale; level 2 merges siblings;
-    level 3 fuses chains of pointwise convolutions on GPUs and equals level 2 on the CPU.
+    level 3 fuses chains of pointwise convolutions on GPUs and equals level 2 on the CPU. Of the
+    precisions only `fp16` changes the graph: it narrows activations and weights.
     """
     if target_kind not in PIPELINES.values():
         raise UserError(f"no pipeline for a '{target_kind}' target", hint="cpu or gpu")
@@ -261,6 +270,7 @@ def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL) -> str:
         (1, "yolo-cse"),
         (2, "yolo-merge-siblings"),
         (1, "yolo-canonicalize"),
+        *([(0, "yolo-narrow-activations")] if precision == HALF else []),
         (0, "yolo-conv-epilogue-fusion"),
         (0, "yolo-form-dispatches"),
         (0, "yolo-concat-views"),
@@ -277,11 +287,15 @@ def optimize(
 ) -> None:
     """Run the graph pipeline of `target` on `module` in place; the store is rewritten with it.
 
+    The precision is the module's `yolo.precision`.
+
     Raises InternalError with the path of a reproducer where a pass fails.
     """
     context.target = target
+    named = "yolo.precision" in module.operation.attributes
+    precision = yolo.string(module.operation, "yolo.precision") if named else ""
     with module.context:
-        pipeline = Pipeline.parse(pipeline_for(target.kind, level))
+        pipeline = Pipeline.parse(pipeline_for(target.kind, level, precision))
     reproducer = LateReproducer()
     pipeline.instrumentations.append(reproducer)
     try:

@@ -152,3 +152,43 @@ func.func @arrays(%x: !x, %y: tensor<1x4x6x6xf32, 1 : i64>) {
   %3 = "yolo.slice"(%y) {offset = 0 : i64, size = 2 : i64} : (tensor<1x4x6x6xf32, 1 : i64>) -> tensor<1x2x6x6xf32, 1 : i64>
   return
 }
+
+// -----
+
+// Element types: only a convolution of float16 weights mixes them.
+!x = tensor<1x4x6x6xf32>
+!h = tensor<1x4x6x6xf16>
+!w = tensor<4x4x1x1xf32>
+!v = tensor<4x4x1x1xf16>
+!b = tensor<4xf32>
+func.func @elements(%x: !x, %h: !h, %w: !w, %v: !v, %b: !b, %c: tensor<4xf16>, %i: tensor<1x4x6x6xi32>) {
+  // expected-error @below {{model.3.conv: 'yolo.conv2d' input element type is f16; expected f32 (narrow the weight as well)}}
+  %0 = "yolo.conv2d"(%h, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!h, !w) -> !x loc("model.3.conv")
+  // expected-error @below {{result element type is f16; expected f32 (narrow the weight as well)}}
+  %1 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w) -> !h
+  // expected-error @below {{bias element type is f16; expected f32}}
+  %2 = "yolo.conv2d"(%h, %v, %c) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!h, !v, tensor<4xf16>) -> !h
+  // expected-error @below {{input element type is i32; a float16 weight takes f16, f32 or ui8}}
+  %3 = "yolo.conv2d"(%i, %v) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (tensor<1x4x6x6xi32>, !v) -> !h
+  // expected-error @below {{result element type is i32; a float16 weight gives f16 or f32}}
+  %4 = "yolo.conv2d"(%h, %v) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!h, !v) -> tensor<1x4x6x6xi32>
+  // expected-error @below {{mixes element types f16, f32; only conv2d and normalize convert}}
+  %5 = "yolo.concat"(%h, %x) : (!h, !x) -> tensor<1x8x6x6xf16>
+  // expected-error @below {{mixes element types f16, f32}}
+  %6 = "yolo.slice"(%h) {offset = 0 : i64, size = 4 : i64} : (!h) -> !x
+  // expected-error @below {{mixes element types f32, f16}}
+  %7 = "yolo.convert_layout"(%x) : (!x) -> !h
+  // expected-error @below {{mixes element types f16, f32}}
+  %8 = "yolo.upsample"(%h) {factor = 1 : i64} : (!h) -> !x
+  // expected-error @below {{mixes element types f16, f32}}
+  %9 = "yolo.max_pool2d"(%h) {kernel = array<i64: 1, 1>, strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>} : (!h) -> !x
+  // expected-error @below {{mixes element types f16, f32}}
+  %10 = "yolo.attention"(%h) {heads = 1 : i64, key_dim = 1 : i64, head_dim = 2 : i64, scale = 0.5} : (!h) -> tensor<1x2x6x6xf32>
+  // expected-error @below {{result type is}}
+  %11 = "yolo.silu"(%h) : (!h) -> !x
+  // expected-error @below {{result element type is f16; expected f32}}
+  %12 = "yolo.normalize"(%x) {scale = 1.0} : (!x) -> !h
+  // expected-error @below {{element type of a map is f16; expected f32}}
+  %13 = "yolo.detect"(%h, %x, %x, %x, %x, %x) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!h, !x, !x, !x, !x, !x) -> tensor<1x5x6xf32>
+  return
+}

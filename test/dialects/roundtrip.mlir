@@ -44,3 +44,21 @@ func.func @every_op(%image: !image) -> tensor<1x5x6xf32> {
   %12 = "yolo.detect"(%9, %10, %11, %1, %1, %1) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!n, !n, !n, !n, !n, !n) -> tensor<1x5x6xf32>
   return %12 : tensor<1x5x6xf32>
 }
+
+// What float16 weights multiply, and what their convolution gives.
+// CHECK-LABEL: func.func @half
+func.func @half(%h: tensor<1x4x8x8xf16>, %x: tensor<1x4x8x8xf32>, %i: tensor<1x4x8x8xui8>) {
+  %w = "yolo.weight"() {name = "w"} : () -> tensor<4x4x1x1xf16>
+  %b = "yolo.weight"() {name = "b"} : () -> tensor<4xf32>
+  // CHECK: (tensor<1x4x8x8xf16>, tensor<4x4x1x1xf16>, tensor<4xf32>) -> tensor<1x4x8x8xf16>
+  %0 = "yolo.conv2d"(%h, %w, %b) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (tensor<1x4x8x8xf16>, tensor<4x4x1x1xf16>, tensor<4xf32>) -> tensor<1x4x8x8xf16>
+  // CHECK: (tensor<1x4x8x8xf16>, tensor<4x4x1x1xf16>) -> tensor<1x4x8x8xf32>
+  %1 = "yolo.conv2d"(%h, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (tensor<1x4x8x8xf16>, tensor<4x4x1x1xf16>) -> tensor<1x4x8x8xf32>
+  // CHECK: (tensor<1x4x8x8xf32>, tensor<4x4x1x1xf16>) -> tensor<1x4x8x8xf16>
+  %2 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (tensor<1x4x8x8xf32>, tensor<4x4x1x1xf16>) -> tensor<1x4x8x8xf16>
+  // CHECK: (tensor<1x4x8x8xui8>, tensor<4x4x1x1xf16>) -> tensor<1x4x8x8xf32>
+  %3 = "yolo.conv2d"(%i, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (tensor<1x4x8x8xui8>, tensor<4x4x1x1xf16>) -> tensor<1x4x8x8xf32>
+  // CHECK: tensor<1x8x8x8xf16>
+  %4 = "yolo.concat"(%h, %h) : (tensor<1x4x8x8xf16>, tensor<1x4x8x8xf16>) -> tensor<1x8x8x8xf16>
+  return
+}

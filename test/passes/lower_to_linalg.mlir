@@ -153,3 +153,201 @@ func.func private @detect(%0: !b3, %1: !b4, %2: !b5, %3: !c3, %4: !c4, %5: !c5) 
   %y = "yolo.detect"(%0, %1, %2, %3, %4, %5) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!b3, !b4, !b5, !c3, !c4, !c5) -> tensor<2x5x6xf32>
   return %y : tensor<2x5x6xf32>
 }
+
+// -----
+
+// float16: the contraction and the epilogue compute in float32, what is stored is rounded once.
+
+// CHECK-LABEL: func.func private @half(
+// CHECK-SAME: tensor<1x5x7x8xf16>, %{{.*}}: tensor<6x3x3x8xf16>, %{{.*}}: tensor<6xf32>, %{{.*}}: tensor<1x3x4x6xf16>) -> tensor<1x3x4x6xf16>
+// CHECK: %[[ZERO:.*]] = arith.constant 0.000000e+00 : f16
+// CHECK: tensor.yield %[[ZERO]] : f16
+// CHECK: linalg.fill {{.*}} -> tensor<1x3x4x6xf32>
+// CHECK: linalg.conv_2d_nhwc_fhwc
+// CHECK-SAME: ins(%{{.*}} : tensor<1x7x9x8xf16>, tensor<6x3x3x8xf16>) outs(%{{.*}} : tensor<1x3x4x6xf32>)
+// CHECK: linalg.generic
+// CHECK-SAME: outs(%{{.*}} : tensor<1x3x4x6xf16>)
+// CHECK: ^bb0(%[[ACC:.*]]: f32, %[[BIAS:.*]]: f32, %[[RESIDUAL:.*]]: f16, %{{.*}}: f16):
+// CHECK-NEXT: %[[S:.*]] = arith.addf %[[ACC]], %[[BIAS]] : f32
+// CHECK-NEXT: %[[N:.*]] = arith.negf %[[S]] : f32
+// CHECK-NEXT: %[[E:.*]] = math.exp %[[N]] : f32
+// CHECK-NEXT: %[[D:.*]] = arith.addf %[[E]], %{{.*}} : f32
+// CHECK-NEXT: %[[Q:.*]] = arith.divf %[[S]], %[[D]] : f32
+// CHECK-NEXT: %[[R:.*]] = arith.extf %[[RESIDUAL]] : f16 to f32
+// CHECK-NEXT: %[[A:.*]] = arith.addf %[[Q]], %[[R]] : f32
+// CHECK-NEXT: %[[T:.*]] = arith.truncf %[[A]] : f32 to f16
+// CHECK-NEXT: linalg.yield %[[T]] : f16
+// CHECK-NOT: linalg.generic
+// CHECK: return
+!x = tensor<1x8x5x7xf16, #yolo.layout<"nhwc">>
+!y = tensor<1x6x3x4xf16, #yolo.layout<"nhwc">>
+!w = tensor<6x8x3x3xf16, #yolo.layout<"ohwi">>
+func.func private @half(%x: !x, %w: !w, %b: tensor<6xf32>, %r: !y) -> !y attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.conv2d"(%x, %w, %b) {strides = array<i64: 2, 2>, padding = array<i64: 1, 1, 1, 1>, groups = 1 : i64} : (!x, !w, tensor<6xf32>) -> !y
+  %1 = "yolo.silu"(%0) : (!y) -> !y
+  %2 = "yolo.add"(%r, %1) : (!y, !y) -> !y
+  return %2 : !y
+}
+
+// -----
+
+// No rounding where the result is float32, whether there is a bias or not; without one the
+// accumulator is the result, or is rounded alone.
+
+// CHECK-LABEL: func.func private @wide(
+// CHECK: linalg.conv_2d_nhwc_fhwc
+// CHECK-NOT: truncf
+// CHECK: return %{{.*}} : tensor<1x3x3x4xf32>
+// CHECK-LABEL: func.func private @bare_wide(
+// CHECK: %[[ACC:.*]] = linalg.conv_2d_nhwc_fhwc
+// CHECK-NEXT: return %[[ACC]]
+// CHECK-LABEL: func.func private @bare(
+// CHECK: linalg.conv_2d_nhwc_fhwc
+// CHECK: ^bb0(%[[IN:.*]]: f32, %{{.*}}: f16):
+// CHECK-NEXT: %[[T:.*]] = arith.truncf %[[IN]] : f32 to f16
+// CHECK-NEXT: linalg.yield %[[T]] : f16
+!x = tensor<1x8x3x3xf16, #yolo.layout<"nhwc">>
+!y = tensor<1x4x3x3xf32, #yolo.layout<"nhwc">>
+!z = tensor<1x4x3x3xf16, #yolo.layout<"nhwc">>
+!w = tensor<4x8x1x1xf16, #yolo.layout<"ohwi">>
+func.func private @wide(%x: !x, %w: !w, %b: tensor<4xf32>) -> !y attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.conv2d"(%x, %w, %b) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w, tensor<4xf32>) -> !y
+  return %0 : !y
+}
+func.func private @bare_wide(%x: !x, %w: !w) -> !y attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w) -> !y
+  return %0 : !y
+}
+func.func private @bare(%x: !x, %w: !w) -> !z attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w) -> !z
+  return %0 : !z
+}
+
+// -----
+
+// A tensor that a convolution reads is stored, in a chain as well; the slice is of what is stored.
+
+// CHECK-LABEL: func.func private @chain(
+// CHECK: linalg.conv_2d_nhwc_fhwc
+// CHECK: arith.truncf
+// CHECK: tensor.extract_slice {{.*}} : tensor<1x3x3x8xf16> to tensor<1x3x3x4xf16>
+// CHECK: linalg.conv_2d_nhwc_fhwc {{.*}} ins(%{{.*}} : tensor<1x3x3x4xf16>, tensor<4x1x1x4xf16>)
+// CHECK: arith.truncf
+!x = tensor<1x8x3x3xf16, #yolo.layout<"nhwc">>
+!h = tensor<1x4x3x3xf16, #yolo.layout<"nhwc">>
+!w = tensor<8x8x1x1xf16, #yolo.layout<"ohwi">>
+!v = tensor<4x4x1x1xf16, #yolo.layout<"ohwi">>
+func.func private @chain(%x: !x, %w: !w, %v: !v) -> !h attributes {yolo.family = "chain"} {
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w) -> !x
+  %1 = "yolo.silu"(%0) : (!x) -> !x
+  %2 = "yolo.slice"(%1) {offset = 4 : i64, size = 4 : i64} : (!x) -> !h
+  %3 = "yolo.conv2d"(%2, %v) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!h, !v) -> !h
+  return %3 : !h
+}
+
+// -----
+
+// The image stays what it is; only the weight is float16.
+
+// CHECK-LABEL: func.func private @first_half(
+// CHECK: arith.uitofp %{{.*}} : i8 to f32
+// CHECK: linalg.conv_2d_nhwc_fhwc
+// CHECK-SAME: ins(%{{.*}} : tensor<1x4x4x3xf32>, tensor<4x1x1x3xf16>) outs(%{{.*}} : tensor<1x4x4x4xf32>)
+// CHECK: arith.truncf
+!image = tensor<1x3x4x4xui8, #yolo.layout<"nhwc">>
+!f = tensor<1x3x4x4xf32, #yolo.layout<"nhwc">>
+!w = tensor<4x3x1x1xf16, #yolo.layout<"ohwi">>
+!y = tensor<1x4x4x4xf16, #yolo.layout<"nhwc">>
+func.func private @first_half(%x: !image, %w: !w) -> !y attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.normalize"(%x) {scale = 1.0 : f64} : (!image) -> !f
+  %1 = "yolo.conv2d"(%0, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!f, !w) -> !y
+  return %1 : !y
+}
+
+// -----
+
+// Depthwise from OHWI, where the weight is transposed; elementwise ops alone; upsampling and
+// pooling, which do no arithmetic that rounds.
+
+// CHECK-LABEL: func.func private @depthwise_half(
+// CHECK: linalg.transpose ins(%{{.*}} : tensor<8x3x3xf16>) outs(%{{.*}} : tensor<3x3x8xf16>)
+// CHECK: linalg.depthwise_conv_2d_nhwc_hwc
+// CHECK-SAME: ins(%{{.*}} : tensor<1x6x6x8xf16>, tensor<3x3x8xf16>) outs(%{{.*}} : tensor<1x4x4x8xf32>)
+// CHECK-LABEL: func.func private @sum(
+// CHECK: ^bb0(%[[A:.*]]: f16, %[[B:.*]]: f16, %{{.*}}: f16):
+// CHECK-NEXT: %[[C:.*]] = arith.extf %[[A]] : f16 to f32
+// CHECK-NEXT: %[[D:.*]] = arith.extf %[[B]] : f16 to f32
+// CHECK-NEXT: %[[S:.*]] = arith.addf %[[C]], %[[D]] : f32
+// CHECK-NEXT: %[[T:.*]] = arith.truncf %[[S]] : f32 to f16
+// CHECK-NEXT: linalg.yield %[[T]] : f16
+// CHECK-LABEL: func.func private @moved(
+// CHECK-NOT: f32
+// CHECK: %[[LOWEST:.*]] = arith.constant 0xFC00 : f16
+// CHECK: tensor.yield %[[LOWEST]] : f16
+// CHECK: linalg.pooling_nhwc_max
+// CHECK-SAME: ins(%{{.*}} : tensor<1x8x8x8xf16>, tensor<5x5xf16>) outs(%{{.*}} : tensor<1x4x4x8xf16>)
+// CHECK: ^bb0(%[[IN:.*]]: f16, %{{.*}}: f16):
+// CHECK-NEXT: linalg.yield %[[IN]] : f16
+// CHECK: return
+!x = tensor<1x8x4x4xf16, #yolo.layout<"nhwc">>
+!up = tensor<1x8x8x8xf16, #yolo.layout<"nhwc">>
+!w = tensor<8x1x3x3xf16, #yolo.layout<"ohwi">>
+func.func private @depthwise_half(%x: !x, %w: !w, %b: tensor<8xf32>) -> !x attributes {yolo.family = "depthwise"} {
+  %0 = "yolo.conv2d"(%x, %w, %b) {strides = array<i64: 1, 1>, padding = array<i64: 1, 1, 1, 1>, groups = 8 : i64} : (!x, !w, tensor<8xf32>) -> !x
+  return %0 : !x
+}
+func.func private @sum(%x: !x, %y: !x) -> !x attributes {yolo.family = "elementwise"} {
+  %0 = "yolo.add"(%x, %y) : (!x, !x) -> !x
+  return %0 : !x
+}
+func.func private @moved(%x: !x) -> !up attributes {yolo.family = "max_pool"} {
+  %0 = "yolo.max_pool2d"(%x) {kernel = array<i64: 5, 5>, strides = array<i64: 1, 1>, padding = array<i64: 2, 2, 2, 2>} : (!x) -> !x
+  %1 = "yolo.upsample"(%0) {factor = 2 : i64} : (!x) -> !up
+  return %1 : !up
+}
+
+// -----
+
+// Attention: float16 into float32 sums, the softmax in float32, its weights as float16 for v; what
+// attention gives is added before the one rounding.
+
+// CHECK-LABEL: func.func private @attention_half(
+// CHECK: linalg.generic
+// CHECK-SAME: ins(%{{.*}} : tensor<1x9x2x2xf16>, tensor<1x9x2x2xf16>) outs(%{{.*}} : tensor<1x2x9x9xf32>)
+// CHECK-COUNT-2: arith.extf
+// CHECK: math.exp %{{.*}} : f32
+// CHECK: arith.truncf %{{.*}} : f32 to f16
+// CHECK: linalg.generic
+// CHECK-SAME: ins(%{{.*}} : tensor<1x2x9x9xf16>, tensor<1x9x2x4xf16>) outs(%{{.*}} : tensor<1x2x9x4xf32>)
+// CHECK-COUNT-2: arith.extf
+// CHECK: arith.divf %{{.*}} : f32
+// CHECK: %[[ATTENDED:.*]] = tensor.expand_shape {{.*}} into tensor<1x3x3x8xf32>
+// CHECK: linalg.depthwise_conv_2d_nhwc_hwc
+// CHECK-SAME: ins(%{{.*}} : tensor<1x5x5x8xf16>, tensor<3x3x8xf16>) outs(%{{.*}} : tensor<1x3x3x8xf32>)
+// CHECK: linalg.generic
+// CHECK-SAME: ins(%{{.*}}, %{{.*}}, %[[ATTENDED]] : tensor<1x3x3x8xf32>, tensor<8xf32>, tensor<1x3x3x8xf32>) outs(%{{.*}} : tensor<1x3x3x8xf16>)
+// CHECK-COUNT-2: arith.addf
+// CHECK-NEXT: arith.truncf
+// CHECK-NOT: linalg.generic
+// CHECK: return
+// CHECK-LABEL: func.func private @attention_alone(
+// CHECK: tensor.expand_shape {{.*}} into tensor<1x3x3x8xf32>
+// CHECK: linalg.generic
+// CHECK: arith.truncf
+!x = tensor<1x16x3x3xf16, #yolo.layout<"nhwc">>
+!v = tensor<1x4x3x3xf16, #yolo.layout<"nhwc">>
+!y = tensor<1x8x3x3xf16, #yolo.layout<"nhwc">>
+!w = tensor<8x1x3x3xf16, #yolo.layout<"hwio">>
+func.func private @attention_half(%x: !x, %w: !w, %b: tensor<8xf32>) -> !y attributes {yolo.family = "attention"} {
+  %0 = "yolo.slice"(%x) {offset = 4 : i64, size = 4 : i64} : (!x) -> !v
+  %1 = "yolo.slice"(%x) {offset = 12 : i64, size = 4 : i64} : (!x) -> !v
+  %2 = "yolo.concat"(%0, %1) : (!v, !v) -> !y
+  %3 = "yolo.attention"(%x) {heads = 2 : i64, key_dim = 2 : i64, head_dim = 4 : i64, scale = 5.0e-01 : f64} : (!x) -> !y
+  %4 = "yolo.conv2d"(%2, %w, %b) {strides = array<i64: 1, 1>, padding = array<i64: 1, 1, 1, 1>, groups = 8 : i64} : (!y, !w, tensor<8xf32>) -> !y
+  %5 = "yolo.add"(%3, %4) : (!y, !y) -> !y
+  return %5 : !y
+}
+func.func private @attention_alone(%x: !x) -> !y attributes {yolo.family = "attention"} {
+  %0 = "yolo.attention"(%x) {heads = 2 : i64, key_dim = 2 : i64, head_dim = 4 : i64, scale = 5.0e-01 : f64} : (!x) -> !y
+  return %0 : !y
+}

@@ -60,7 +60,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=("fp32", "tf32"),
+        choices=("fp32", "tf32", "fp16"),
         help="arithmetic of products (default: tf32 on a GPU, fp32 on the CPU)",
     )
     parser.add_argument(

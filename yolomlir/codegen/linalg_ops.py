@@ -2,7 +2,8 @@
 
 Elementwise ops are not written when met: they grow an `Epilogue`, which becomes one
 `linalg.generic` when its value is needed. So conv, bias, SiLU and residual end as a contraction
-and one generic.
+and one generic. Its arithmetic is float32: float16 operands are widened where they are used, and
+a result that is stored as float16 is rounded once, last.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Epilogue:
     """An elementwise expression that has not been written yet.
 
     inputs: its operands, each of the result's shape or of the channels' (`map`). body: the lines
-    of the generic's region; the value so far is `value`. location: where the first of its ops is.
+    of the generic's region; the value so far is `value`, a float32 once there are lines. location:
+    where the first of its ops is. Without lines it is a float32 tensor (`inputs[0]`) of a value
+    that is float16 when something wants it stored.
     """
 
     inputs: tuple[Mapped, ...]
@@ -85,8 +88,15 @@ class FunctionLowering:
         """The tensor of a `yolo` value, its epilogue written if it has one."""
         known = self.values[value]
         if isinstance(known, Epilogue):
-            known = self.values[value] = self._write(known)
+            known = self.values[value] = self._write(known, element_text(value.type))
         return known
+
+    def residual(self, value: ir.Value) -> Tensor:
+        """The tensor to add to an expression: before its rounding, where only that wants it."""
+        known = self.values[value]
+        if isinstance(known, Epilogue) and not known.body and len(list(value.uses)) == 1:
+            return known.inputs[0].tensor
+        return self.tensor(value)
 
     def epilogue(self, value: ir.Value) -> Epilogue:
         """The value as an expression to append to; a value with other users is written first."""
@@ -94,7 +104,14 @@ class FunctionLowering:
         if isinstance(known, Epilogue) and len(list(value.uses)) == 1:
             return known
         x = self.tensor(value)
-        return Epilogue((Mapped(x, _same(x)),), x.shape, self.writer.location)
+        e = Epilogue((Mapped(x, _same(x)),), x.shape, self.writer.location)
+        return e.apply("arith.extf {x} : f16 to f32") if x.element == "f16" else e
+
+    def accumulated(self, value: ir.Value, tensor: Tensor) -> Tensor | Epilogue:
+        """A float32 `tensor` as what `value` is: itself, or to be rounded when it is stored."""
+        if element_text(value.type) == tensor.element:
+            return tensor
+        return Epilogue((Mapped(tensor, _same(tensor)),), tensor.shape, self.writer.location)
 
     def _rule(self, op: ir.Operation) -> Callable[[FunctionLowering, ir.Operation], None]:
         if op.name not in _RULES:
@@ -113,10 +130,12 @@ class FunctionLowering:
         if not x.name.startswith("%arg"):
             return x
         copied = Epilogue((Mapped(x, _same(x)),), x.shape, self.writer.location)
-        return self._write(copied)
+        return self._write(copied, x.element)
 
-    def _write(self, e: Epilogue) -> Tensor:
-        element = "f32" if e.body else e.inputs[0].tensor.element
+    def _write(self, e: Epilogue, element: str) -> Tensor:
+        computed = "f32" if e.body else e.inputs[0].tensor.element
+        if element != computed:
+            e = e.apply(f"arith.truncf {{x}} : {computed} to {element}")
         out = self.writer.empty(e.shape, element)
         body = list(e.body) or [f"%y = {e.value}"]
         self.writer.location, current = e.location, self.writer.location
@@ -212,7 +231,7 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
     )
     result = w.tensor(text, accumulator.shape)
     if len(op.operands) == 2:
-        f.values[y] = result
+        f.values[y] = f.accumulated(y, result)
         return
     e = Epilogue((Mapped(result, _NHWC),), result.shape, w.location)
     e, bias = e.with_input(f.tensor(op.operands[2]), "c")
@@ -240,12 +259,12 @@ def _depthwise_weight(f: FunctionLowering, op: ir.Operation) -> Tensor:
         return w.reshape(weight, (kh, kw, channels), [[0], [1], [2, 3]])
     flat_groups = [[0], [1], [2, 3]] if Layout.of(value.type) is Layout.OHWI else [[0, 1], [2], [3]]
     flat = w.reshape(weight, (channels, kh, kw), flat_groups)
-    out = w.empty((kh, kw, channels))
+    out = w.empty((kh, kw, channels), weight.element)
     text = (
         f"linalg.transpose ins({flat.name} : {flat.type}) outs({out.name} : {out.type}) "
         "permutation = [1, 2, 0]"
     )
-    return w.tensor(text, out.shape)
+    return w.tensor(text, out.shape, out.element)
 
 
 @_rule("batch_norm")
@@ -284,11 +303,19 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
 def _(f: FunctionLowering, op: ir.Operation) -> None:
     """Grows the operand that still is an expression; the other is the residual."""
     lhs, rhs = op.operands
-    if isinstance(f.values[rhs], Epilogue) and not isinstance(f.values[lhs], Epilogue):
+    if _grown(f.values[rhs]) > _grown(f.values[lhs]):
         lhs, rhs = rhs, lhs
-    residual = f.tensor(rhs)
+    residual = f.residual(rhs)
     e, name = f.epilogue(lhs).with_input(residual, _same(residual))
-    f.values[op.results[0]] = e.apply(f"arith.addf {{x}}, {name} : f32")
+    lines = [f"arith.addf {{x}}, {name} : f32"]
+    if residual.element == "f16":
+        lines = [f"arith.extf {name} : f16 to f32", "arith.addf {x}, {0} : f32"]
+    f.values[op.results[0]] = e.apply(*lines)
+
+
+def _grown(known: Tensor | Epilogue) -> int:
+    """How far a value is from being a tensor."""
+    return 1 + bool(known.body) if isinstance(known, Epilogue) else 0
 
 
 @_rule("concat")
@@ -325,8 +352,8 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
     _require_nhwc(op, op.operands[0])
     w, lowest = f.writer, float("-inf")
     x = w.pad(f.tensor(op.operands[0]), yolo.integers(op, "padding"), lowest)
-    window = w.empty(yolo.integers(op, "kernel"))
-    out = w.filled(physical_shape(op.results[0].type), lowest)
+    window = w.empty(yolo.integers(op, "kernel"), x.element)
+    out = w.filled(physical_shape(op.results[0].type), lowest, x.element)
     strides = ", ".join(map(str, yolo.integers(op, "strides")))
     text = (
         "linalg.pooling_nhwc_max {dilations = dense<1> : tensor<2xi64>, "
@@ -334,7 +361,7 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
         f"ins({x.name}, {window.name} : {x.type}, {window.type}) "
         f"outs({out.name} : {out.type}) -> {out.type}"
     )
-    f.values[op.results[0]] = w.tensor(text, out.shape)
+    f.values[op.results[0]] = w.tensor(text, out.shape, out.element)
 
 
 @_rule("upsample")
@@ -342,7 +369,7 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
     _require_nhwc(op, op.operands[0])
     factor = yolo.integer(op, "factor")
     x = f.tensor(op.operands[0])
-    out = f.writer.empty(physical_shape(op.results[0].type))
+    out = f.writer.empty(physical_shape(op.results[0].type), x.element)
     source = f"n, h floordiv {factor}, w floordiv {factor}, c"
     f.values[op.results[0]] = f.writer.generic(
         "nhwc", [Mapped(x, source)], Mapped(out, _NHWC), ["%y = %in0"]
@@ -354,7 +381,8 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
     """y = v softmax(q k^T * scale)^T, normalised after the second contraction.
 
     Loops: n batch, a head, q and k positions, d one channel of a head. Channels of qkv: a head
-    after the other, key_dim of q, key_dim of k, head_dim of v.
+    after the other, key_dim of q, key_dim of k, head_dim of v. Of a float16 qkv the sums and the
+    softmax are float32; its weights are rounded to float16 for the product with v.
     """
     _require_nhwc(op, op.operands[0])
     w, x = f.writer, f.tensor(op.operands[0])
@@ -370,7 +398,7 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
         "naqkd",
         [Mapped(q, "n, q, a, d"), Mapped(k, "n, k, a, d")],
         Mapped(w.filled((n, heads, tokens, tokens), 0.0), "n, a, q, k"),
-        ["%p = arith.mulf %in0, %in1 : f32", "%y = arith.addf %out, %p : f32"],
+        _contraction(x.element),
         reduced="d",
     )
     scale = w.constant(yolo.real(op, "scale"))
@@ -402,9 +430,9 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
     )
     mixed = w.generic(
         "naqdk",
-        [Mapped(weights, "n, a, q, k"), Mapped(v, "n, k, a, d")],
+        [Mapped(_stored(w, weights, x.element), "n, a, q, k"), Mapped(v, "n, k, a, d")],
         Mapped(w.filled((n, heads, tokens, head_dim), 0.0), "n, a, q, d"),
-        ["%p = arith.mulf %in0, %in1 : f32", "%y = arith.addf %out, %p : f32"],
+        _contraction(x.element),
         reduced="k",
     )
     normalized = w.generic(
@@ -415,7 +443,30 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
     )
     merged = w.reshape(normalized, (n, tokens, heads * head_dim), [[0], [1], [2, 3]])
     shape = (n, height, width, heads * head_dim)
-    f.values[op.results[0]] = w.reshape(merged, shape, [[0], [1, 2], [3]])
+    result = w.reshape(merged, shape, [[0], [1, 2], [3]])
+    f.values[op.results[0]] = f.accumulated(op.results[0], result)
+
+
+def _contraction(element: str) -> list[str]:
+    """The region of a contraction into float32; products of float16 are exact in it."""
+    if element == "f32":
+        return ["%p = arith.mulf %in0, %in1 : f32", "%y = arith.addf %out, %p : f32"]
+    return [
+        f"%a = arith.extf %in0 : {element} to f32",
+        f"%b = arith.extf %in1 : {element} to f32",
+        "%p = arith.mulf %a, %b : f32",
+        "%y = arith.addf %out, %p : f32",
+    ]
+
+
+def _stored(w: Writer, x: Tensor, element: str) -> Tensor:
+    """A float32 tensor of rank 4 rounded to `element`; x itself where it is of that."""
+    if x.element == element:
+        return x
+    out = Mapped(w.empty(x.shape, element), _NHWC)
+    return w.generic(
+        "nhwc", [Mapped(x, _NHWC)], out, [f"%y = arith.truncf %in0 : f32 to {element}"]
+    )
 
 
 @_rule("detect")

@@ -34,10 +34,14 @@ class Mapped:
     map: str
 
 
-def float_literal(value: float) -> str:
-    """A float32 literal that MLIR parses to the float nearest to `value`."""
+_INFINITIES = {"f32": ("0x7F800000", "0xFF800000"), "f16": ("0x7C00", "0xFC00")}
+"""Bits of plus and minus infinity, which MLIR has no decimal literal for."""
+
+
+def float_literal(value: float, type_: str = "f32") -> str:
+    """A literal that MLIR parses to the float nearest to `value`; type_: `f32` or `f16`."""
     if math.isinf(value):
-        return "0x7F800000" if value > 0 else "0xFF800000"
+        return _INFINITIES[type_][value < 0]
     text = repr(float(value))
     mantissa, e, exponent = text.partition("e")
     return text if "." in mantissa else f"{mantissa}.0{e}{exponent}"
@@ -90,7 +94,7 @@ class Writer:
 
     def constant(self, value: float, type_: str = "f32") -> str:
         """An `arith.constant`, one a value and region."""
-        text = float_literal(value) if type_.startswith("f") else str(int(value))
+        text = float_literal(value, type_) if type_.startswith("f") else str(int(value))
         key = (text, type_)
         if key not in self._constants:
             self._constants[key] = self.op(f"arith.constant {text} : {type_}")
@@ -116,7 +120,8 @@ class Writer:
         top, left, bottom, right = padding
         n, height, width, channels = x.shape
         shape = (n, height + top + bottom, width + left + right, channels)
-        constant, result = self.constant(value), Tensor(self.name(), shape, x.element)
+        constant = self.constant(value, x.element)
+        result = Tensor(self.name(), shape, x.element)
         opening = (
             f"{result.name} = tensor.pad {x.name} low[0, {top}, {left}, 0] "
             f"high[0, {bottom}, {right}, 0] {{"
