@@ -151,7 +151,8 @@ def _by_rule(function: ir.Operation, target: Target, precision: str) -> ir.Attri
 
 def conv_shape(function: ir.Operation) -> ConvShape:
     """The implicit GEMM of a `conv2d` function at the `yolo` level."""
-    from yolomlir.codegen.gpu.conv_problem import ConvShape, widest
+    from yolomlir.codegen.gpu.conv_problem import ConvShape
+    from yolomlir.codegen.gpu.element import FLOAT16, FLOAT32
 
     ops = operations(function.regions[0].blocks[0])
     conv = next(op for op in ops if op.name == "yolo.conv2d")
@@ -160,16 +161,18 @@ def conv_shape(function: ir.Operation) -> ConvShape:
     kernel_h, kernel_w = yolo.shape_of(conv.operands[1])[2:]
     stride_h, stride_w = yolo.integers(conv, "strides")
     top, left, _, _ = yolo.integers(conv, "padding")
+    multiplied = ir.RankedTensorType(conv.operands[1].type).element_type
+    element = FLOAT16 if isinstance(multiplied, ir.F16Type) else FLOAT32
     first = 0
     vectors = []
     for source in _sources(conv.operands[0]):
-        converted = not isinstance(ir.RankedTensorType(source.type).element_type, ir.F32Type)
+        converted = ir.RankedTensorType(source.type).element_type != multiplied
         size = yolo.shape_of(source)[1]
-        vectors.append(0 if converted else min(widest(size), widest(first)))
+        vectors.append(0 if converted else min(element.widest(size), element.widest(first)))
         first += size
     return ConvShape(
         batch, height, width, channels, out_h, out_w, out, kernel_h, kernel_w,
-        stride_h, stride_w, top, left, source_vector=min(vectors),
+        stride_h, stride_w, top, left, source_vector=min(vectors), dtype=element.name,
     )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ ROUNDED = "0.00392156862745098"
 
 @dataclass(frozen=True)
 class Case:
-    """A `conv2d` dispatch. sources: channels and upsampling; extra_pitch: of every activation."""
+    """A `conv2d` dispatch. sources: channels and upsampling; extra_pitch: of every activation;
+    element: of activations and weights; result: of the result, the element where empty."""
 
     height: int
     width: int
@@ -30,6 +31,17 @@ class Case:
     attributes: str = ""
     epilogue: tuple[str, ...] = field(default=())
     """Lines from %0 (accumulator plus bias) to %result, instead of SiLU."""
+    element: str = "f32"
+    result: str = ""
+
+    @property
+    def result_element(self) -> str:
+        return self.result or self.element
+
+    @property
+    def read_element(self) -> str:
+        """Of the input, as the convolution sees it."""
+        return "f32" if self.image else self.element
 
     @property
     def channels(self) -> int:
@@ -63,14 +75,14 @@ def _tensor(*shape: int, element: str = "f32") -> str:
 def _source(case: Case, i: int) -> tuple[str, str, list[str]]:
     """Argument type, the value that the convolution reads, the lines that make it."""
     channels, factor = case.sources[i]
-    element = "i8" if case.image else "f32"
+    element = "i8" if case.image else case.element
     height, width = case.height // factor, case.width // factor
     inner = _tensor(case.batch, height, width, channels, element=element)
     if factor == 1 and not case.image:
         return inner, f"%x{i}", []
-    outer = _tensor(case.batch, case.height, case.width, channels)
+    outer = _tensor(case.batch, case.height, case.width, channels, element=case.read_element)
     read = f"affine_map<(n, h, w, c) -> (n, h floordiv {factor}, w floordiv {factor}, c)>"
-    region = ["linalg.yield %in : f32"]
+    region = [f"linalg.yield %in : {element}"]
     if case.image:
         region = [
             "%f = arith.uitofp %in : i8 to f32",
@@ -82,7 +94,7 @@ def _source(case: Case, i: int) -> tuple[str, str, list[str]]:
         f"%e{i} = tensor.empty() : {outer}",
         f"%u{i} = linalg.generic {{indexing_maps = [{read if factor > 1 else _IDENTITY}, "
         f"{_IDENTITY}], {_PARALLEL}}} ins(%x{i} : {inner}) outs(%e{i} : {outer}) {{",
-        f"^bb0(%in: {element}, %out: f32):",
+        f"^bb0(%in: {element}, %out: {case.read_element}):",
         *region,
         f"}} -> {outer}",
     ]
@@ -91,7 +103,11 @@ def _source(case: Case, i: int) -> tuple[str, str, list[str]]:
 
 def linalg_text(case: Case, name: str = "conv") -> str:
     """The dispatch's function at the linalg level, as docs/architecture.md writes it."""
+    read = case.read_element
     arguments, values, body = [], [], ["%zero = arith.constant 0.0 : f32"]
+    if read != "f32":
+        body.append(f"%nothing = arith.constant 0.0 : {read}")
+    nothing = "%zero" if read == "f32" else "%nothing"
     for i in range(len(case.sources)):
         type_, value, lines = _source(case, i)
         arguments.append(f"%x{i}: {type_}")
@@ -100,9 +116,10 @@ def linalg_text(case: Case, name: str = "conv") -> str:
     shape = [case.batch, case.height, case.width, case.channels]
     value = values[0][0]
     if len(values) > 1:
-        types = ", ".join(_tensor(*shape[:3], c) for _, c in values)
+        types = ", ".join(_tensor(*shape[:3], c, element=read) for _, c in values)
         names = ", ".join(v for v, _ in values)
-        body.append(f"%all = tensor.concat dim(3) {names} : ({types}) -> {_tensor(*shape)}")
+        all_type = _tensor(*shape, element=read)
+        body.append(f"%all = tensor.concat dim(3) {names} : ({types}) -> {all_type}")
         value = "%all"
     if any(case.padding):
         top, left = case.padding
@@ -110,29 +127,31 @@ def linalg_text(case: Case, name: str = "conv") -> str:
         body += [
             f"%padded = tensor.pad {value} low[0, {top}, {left}, 0] high[0, {top}, {left}, 0] {{",
             "^bb0(%i: index, %j: index, %k: index, %l: index):",
-            "tensor.yield %zero : f32",
-            f"}} : {_tensor(*shape)} to {_tensor(*padded)}",
+            f"tensor.yield {nothing} : {read}",
+            f"}} : {_tensor(*shape, element=read)} to {_tensor(*padded, element=read)}",
         ]
         value, shape = "%padded", padded
-    weights = _tensor(case.out_channels, *case.kernel, case.channels)
+    weights = _tensor(case.out_channels, *case.kernel, case.channels, element=case.element)
     out = _tensor(*case.out_shape)
+    stored = _tensor(*case.out_shape, element=case.result_element)
     arguments += [f"%w: {weights}", f"%b: {_tensor(case.out_channels)}"]
-    arguments += [f"%r: {out}"] if case.residual else []
+    residual = _tensor(*case.out_shape, element=case.element)
+    arguments += [f"%r: {residual}"] if case.residual else []
     body += [
         f"%empty = tensor.empty() : {out}",
         f"%init = linalg.fill ins(%zero : f32) outs(%empty : {out}) -> {out}",
         f"%conv = linalg.conv_2d_nhwc_fhwc {{strides = dense<{case.stride}> : tensor<2xi64>, "
         f"dilations = dense<{case.dilation}> : tensor<2xi64>}} ins({value}, %w : "
-        f"{_tensor(*shape)}, {weights}) outs(%init : {out}) -> {out}",
-        *_epilogue(case, out),
-        f"return %result : {out}",
+        f"{_tensor(*shape, element=read)}, {weights}) outs(%init : {out}) -> {out}",
+        *_epilogue(case, out, stored),
+        f"return %result : {stored}",
     ]
     joined = "\n  ".join(body)
     attributes = f'attributes {{yolo.family = "conv2d"{case.attributes}}}'
-    return f"func.func @{name}({', '.join(arguments)}) -> {out} {attributes} {{\n  {joined}\n}}"
+    return f"func.func @{name}({', '.join(arguments)}) -> {stored} {attributes} {{\n  {joined}\n}}"
 
 
-def _epilogue(case: Case, out: str) -> list[str]:
+def _epilogue(case: Case, out: str, stored: str) -> list[str]:
     channel = "affine_map<(n, h, w, c) -> (c)>"
     operands, types = ["%conv", "%b"], [out, _tensor(case.out_channels)]
     maps, names = [_IDENTITY, channel], ["%acc: f32", "%bias: f32"]
@@ -150,19 +169,27 @@ def _epilogue(case: Case, out: str) -> list[str]:
         ]
         value = "%4"
     if case.residual:
-        operands, types = [*operands, "%r"], [*types, out]
-        maps, names = [*maps, _IDENTITY], [*names, "%other: f32"]
-        lines.append(f"%sum = arith.addf {value}, %other : f32")
+        residual = _tensor(*case.out_shape, element=case.element)
+        operands, types = [*operands, "%r"], [*types, residual]
+        maps, names = [*maps, _IDENTITY], [*names, f"%other: {case.element}"]
+        other = "%other"
+        if case.element != "f32":
+            lines.append(f"%wide = arith.extf %other : {case.element} to f32")
+            other = "%wide"
+        lines.append(f"%sum = arith.addf {value}, {other} : f32")
         value = "%sum"
+    if case.result_element != "f32":
+        lines.append(f"%stored = arith.truncf {value} : f32 to {case.result_element}")
+        value = "%stored"
     return [
-        f"%empty2 = tensor.empty() : {out}",
+        f"%empty2 = tensor.empty() : {stored}",
         f"%result = linalg.generic {{indexing_maps = [{', '.join([*maps, _IDENTITY])}], "
         f"{_PARALLEL}}} ins({', '.join(operands)} : {', '.join(types)}) "
-        f"outs(%empty2 : {out}) {{",
-        f"^bb0({', '.join(names)}, %out: f32):",
+        f"outs(%empty2 : {stored}) {{",
+        f"^bb0({', '.join(names)}, %out: {case.result_element}):",
         *lines,
-        f"linalg.yield {value} : f32",
-        f"}} -> {out}",
+        f"linalg.yield {value} : {case.result_element}",
+        f"}} -> {stored}",
     ]
 
 
@@ -172,9 +199,13 @@ def round_to_tf32(x: np.ndarray) -> np.ndarray:
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
+DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
+
+
 @dataclass
 class Operands:
-    """Dense operands of a case; activations N x H x W x C, weights O x KH x KW x C."""
+    """Dense operands of a case, of its own types; activations N x H x W x C, weights
+    O x KH x KW x C."""
 
     sources: list[np.ndarray]
     weights: np.ndarray
@@ -184,20 +215,23 @@ class Operands:
     @staticmethod
     def random(case: Case, seed: int = 0) -> Operands:
         rng = np.random.default_rng(seed)
+        dtype = DTYPES[case.element]
         sources = []
         for channels, factor in case.sources:
             shape = (case.batch, case.height // factor, case.width // factor, channels)
             if case.image:
                 sources.append(rng.integers(0, 256, shape, dtype=np.uint8))
             else:
-                sources.append(rng.standard_normal(shape, np.float32))
+                sources.append(rng.standard_normal(shape, np.float32).astype(dtype))
         fan_in = case.channels * case.kernel[0] * case.kernel[1]
         weights = rng.standard_normal(
             (case.out_channels, *case.kernel, case.channels), np.float32
         ) / np.float32(np.sqrt(fan_in))
         bias = rng.standard_normal(case.out_channels, np.float32)
-        residual = rng.standard_normal(case.out_shape, np.float32) if case.residual else None
-        return Operands(sources, weights, bias, residual)
+        residual = None
+        if case.residual:
+            residual = rng.standard_normal(case.out_shape, np.float32).astype(dtype)
+        return Operands(sources, weights.astype(dtype), bias, residual)
 
 
 def accumulate(case: Case, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -217,7 +251,7 @@ def accumulate(case: Case, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def dense_input(case: Case, operands: Operands) -> np.ndarray:
-    """The concatenated, upsampled, normalised input, float32."""
+    """The concatenated, upsampled, normalised input."""
     parts = []
     for x, (_, factor) in zip(operands.sources, case.sources, strict=True):
         if case.image:
@@ -240,17 +274,21 @@ def expected(case: Case, operands: Operands, precision: str, partial_sums: int =
     tf32: products of rounded inputs are exact in float32's exponent range; each of the K / 8
     tensor-core steps, the sums of partial sums and the bias round (truncate) once, by at most
     2^-23 of the sum of magnitudes. fp32: the split leaves 3 x 2^-22 of each product besides. SiLU's
-    slope is at most 1.1; its own error is 2^-21 of its argument.
+    slope is at most 1.1; its own error is 2^-21 of its argument. fp16: as tf32, a step being 16 of
+    K; a result that is stored as float16 is rounded once more, by 2^-11 of it or 2^-25.
     """
     x = dense_input(case, operands)
     weights = operands.weights
     per_product = 3 * 2.0**-22
     if precision == "tf32":
         x, weights, per_product = round_to_tf32(x), round_to_tf32(weights), 0.0
+    if precision == "fp16":
+        x, per_product = x.astype(np.float16), 0.0
     total = accumulate(case, x, weights)
     magnitude = accumulate(case, np.abs(x), np.abs(weights)) + np.abs(operands.bias)
     k = case.channels * case.kernel[0] * case.kernel[1]
-    steps = -(-k // 8) * (3 if precision == "fp32" else 1) + partial_sums + 2
+    depth, products = 16 if precision == "fp16" else 8, 3 if precision == "fp32" else 1
+    steps = -(-k // depth) * products + partial_sums + 2
     value = total + operands.bias
     tolerance = magnitude * (steps * 2.0**-23 + per_product)
     if case.silu and not case.epilogue:
@@ -258,4 +296,7 @@ def expected(case: Case, operands: Operands, precision: str, partial_sums: int =
         value = value / (1 + np.exp(-value))
     if operands.residual is not None:
         value = value + operands.residual
-    return Expected(value, tolerance + np.abs(value) * 2.0**-23)
+    tolerance = tolerance + np.abs(value) * 2.0**-23
+    if case.result_element == "f16":
+        tolerance = tolerance + (np.abs(value) + tolerance) * 2.0**-11 + 2.0**-25
+    return Expected(value, tolerance)

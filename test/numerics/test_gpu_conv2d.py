@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv_cases import Case, Operands, expected, linalg_text, round_to_tf32
+from conv_cases import DTYPES, Case, Operands, expected, linalg_text, round_to_tf32
 from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
@@ -71,7 +71,9 @@ def run(
     flat += [weights.reshape(-1), operands.bias]
     if operands.residual is not None:
         flat += spread(operands.residual, case.extra_pitch, np.nan)
-    y, pitch = spread(np.full(case.out_shape, np.nan, np.float32), case.extra_pitch, np.nan)
+    y, pitch = spread(
+        np.full(case.out_shape, np.nan, DTYPES[case.result_element]), case.extra_pitch, np.nan
+    )
     mask = np.zeros((*case.out_shape[:-1], pitch), bool)
     mask[..., : case.out_channels] = True
     position = len(flat)

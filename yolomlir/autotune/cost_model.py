@@ -46,7 +46,7 @@ class Constants:
     latency: float = 700.0
     """Cycles from L2."""
     mma_peak: float = 640.0
-    """Multiply-adds a cycle and multiprocessor that `mma.sync` reaches at most."""
+    """Multiply-adds of TF32 a cycle and multiprocessor that `mma.sync` reaches at most."""
     step: float = 60.0
     """Cycles a step for its wait, barrier and the first `ldmatrix`."""
     product: float = 30.0
@@ -163,7 +163,8 @@ class Features:
         converted = shape.source_vector == 0
         # What the kernel is likely to use; the assembler keeps it within what a block may have.
         registers = 40 + t.warp_m * t.warp_n // 32 + t.warp_m // 4 + t.warp_n // 4
-        once = 4 * (shape.pixels * (shape.in_channels + shape.out_channels))
+        bytes_ = shape.element.bytes
+        once = bytes_ * (shape.pixels * (shape.in_channels + shape.out_channels))
         columns = {
             "blocks": t.blocks,
             "warps": t.warps,
@@ -171,19 +172,19 @@ class Features:
             "shared_bytes": t.shared_bytes,
             "block_m": t.block_m,
             "block_n": t.block_n,
-            "block_k": t.block_k,
+            "block_k": t.block_k * bytes_ / 4,
             "warps_k": t.warps_k,
             "cluster_k": t.cluster_k,
             "rows": t.block_m / shape.out_w,
             "padded_channels": -(-shape.out_channels // t.block_n) * t.block_n / shape.out_channels,
             "warp_m": t.warp_m,
             "warp_n": t.warp_n,
-            "steps": np.maximum(t.block_k // 8 // t.warps_k, 1),
+            "steps": np.maximum(t.block_k // shape.element.k_step // t.warps_k, 1),
             "k_tiles": t.k_tiles,
             "stages": t.stages,
             "products": np.full(size, 3 if precision == "fp32" else 1),
-            "stage_elements": (t.block_m + t.block_n) * t.block_k,
-            "copied": (t.block_m + t.block_n) * t.block_k / max(1, min(4, shape.source_vector)),
+            "stage_bytes": bytes_ * (t.block_m + t.block_n) * t.block_k,
+            "copied": (t.block_m + t.block_n) * t.block_k / max(1, shape.source_vector),
             "outputs": t.block_m * t.block_n,
             "conversion": 6 * t.block_k * -(-t.block_m // (32 * t.warps)) * int(converted),
             "staged": t.is_staged,
@@ -196,7 +197,7 @@ class Features:
             "log_warp_n": np.log2(t.warp_n),
             "log_block_n": np.log2(t.block_n),
             "log_warps": np.log2(t.warps) ** 2,
-            "footprint": np.full(size, once + 4 * shape.k * shape.out_channels),
+            "footprint": np.full(size, once + bytes_ * shape.k * shape.out_channels),
         }
         return Features({n: np.asarray(c, np.float64) for n, c in columns.items()})
 
@@ -331,6 +332,7 @@ def _factor_columns(f: Features, waves: Floats) -> Floats:
 
 
 def _tensor_cycles(f: Features, c: Constants, device: Device, queue: Floats) -> Floats:
+    # A product of float16 takes as long as one of TF32: it is twice as deep, at twice the rate.
     peak = min(device.tf32_peak, c.mma_peak) / _SCHEDULERS
     return queue * f.warp_m * f.warp_n * 8 * f.steps * f.products / peak
 
@@ -339,7 +341,7 @@ def _copy_cycles(
     f: Features, c: Constants, device: Device, busy: Floats, side_by_side: Floats
 ) -> Floats:
     rate = np.minimum(c.port_bytes, c.l2_bytes * device.multiprocessors / busy)
-    return 4 * f.stage_elements * side_by_side / rate
+    return f.stage_bytes * side_by_side / rate
 
 
 def _instructions(f: Features, c: Constants) -> Floats:

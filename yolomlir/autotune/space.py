@@ -17,7 +17,7 @@ from yolomlir.autotune.cost_model import DEFAULT, Constants, Device, Features, p
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu import conv2d_space
 from yolomlir.codegen.gpu.conv2d_space import ConvTiles
-from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile, objection
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile, block_ks, default_tile, objection
 from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
 from yolomlir.codegen.gpu.epilogue import Epilogue
 from yolomlir.diagnostics import UnsupportedError, UserError
@@ -184,11 +184,11 @@ def neighbours(problem: Problem, tile: Tile) -> list[Tile]:
     """Legal tiles that differ from one in one option or two, in a fixed order."""
     if problem.family != "conv2d":
         return list(_listed(problem))
-    changed = dict.fromkeys(_changes(tile))
+    changed = dict.fromkeys(_changes(tile, block_ks(problem.shape.element)))
     return [t for t in changed if t != tile and illegal(problem, t) is None]
 
 
-def _changes(tile: ConvTile) -> Iterator[ConvTile]:
+def _changes(tile: ConvTile, depths: tuple[int, ...]) -> Iterator[ConvTile]:
     def change(**options: Any) -> ConvTile:
         return dataclasses.replace(tile, **options)
 
@@ -196,7 +196,7 @@ def _changes(tile: ConvTile) -> Iterator[ConvTile]:
         yield change(**{name: not getattr(tile, name)})
     for stages in _around(conv2d_space.DEPTHS, tile.stages):
         yield change(stages=stages)
-    for block_k in _around(conv2d_space.BLOCK_K, tile.block_k):
+    for block_k in _around(depths, tile.block_k):
         yield change(block_k=block_k)
         yield change(block_k=block_k, stages=max(2, tile.stages * tile.block_k // block_k))
     for name in ("warps_m", "warps_n", "warps_k", "cluster_k"):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from yolomlir.codegen.gpu import conv2d_tile
-from yolomlir.codegen.gpu.conv2d_tile import STAGING_PADDING, ConvTile
+from yolomlir.codegen.gpu.conv2d_tile import STAGING_PADDING, ConvTile, block_ks
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.target import Target
 
@@ -22,7 +22,6 @@ Column = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 BLOCK_M = (16, 32, 64, 128, 256)
-BLOCK_K = (8, 16, 32, 64, 128)
 DEPTHS = (2, 3, 4, 6, 8)
 CLUSTERS = (1, 2, 4, 8)
 FLAGS = ("unroll", "through_l1", "staged", "release_early")
@@ -128,9 +127,10 @@ class ConvTiles:
         """Shared memory of a block, with one bias-like vector."""
         stage = (self.block_m + self.block_n) * self.block_k
         pipeline = np.minimum(self.stages, self.k_tiles) * stage
-        staging = self.warps_k * self.block_m * (self.block_n + STAGING_PADDING)
-        main: Column = np.maximum(pipeline, np.where(self.is_staged, staging, 0))
-        return np.asarray(4 * (main + self.block_n), np.int64)
+        staging = 4 * self.warps_k * self.block_m * (self.block_n + STAGING_PADDING)
+        ring = self.shape.element.bytes * pipeline
+        main: Column = np.maximum(ring, np.where(self.is_staged, staging, 0))
+        return np.asarray(main + 4 * self.block_n, np.int64)
 
 
 def _typed(name: str, value: int) -> int | bool:
@@ -141,13 +141,14 @@ def legal(tiles: ConvTiles, target: Target, precision: str) -> Mask:
     """Which rows a kernel can be made of."""
     t, shape = tiles, tiles.shape
     threads = 32 * t.warps
-    products = t.block_k // 8
-    good = np.isin(t.block_k, BLOCK_K) & (t.block_m % (16 * t.warps_m) == 0)
+    element = shape.element
+    products = t.block_k // element.k_step
+    good = np.isin(t.block_k, block_ks(element)) & (t.block_m % (16 * t.warps_m) == 0)
     good &= (t.block_n % (8 * t.warps_n) == 0) & (products % t.warps_k == 0)
     good &= threads <= conv2d_tile._MAX_THREADS
     good &= np.isin(t.cluster_k, CLUSTERS if target.clusters else (1,))
     good &= (t.cluster_k == 1) | ((t.cluster_k - 1) * t.k_tiles * t.block_k < shape.k)
-    for vector in (shape.source_vector or 4, shape.weight_vector):
+    for vector in (shape.source_vector or element.chunk, shape.weight_vector):
         good &= threads % np.maximum(t.block_k // vector, 1) == 0
     limit = np.where(threads <= 256, 96, 64) // (2 if precision == "fp32" else 1)
     good &= t.warp_m * t.warp_n // 32 <= limit
@@ -172,10 +173,11 @@ def geometries(shape: ConvShape, target: Target) -> ConvTiles:
     The pipeline is 2 deep and the flags as is usual for the shape; `pipelines` and `flags` vary
     those. Not all are legal.
     """
-    grid = _grid()
+    depths = block_ks(shape.element)
+    grid = _grid(depths)
     keep = (grid["block_m"] == BLOCK_M[0]) | (grid["block_m"] < 2 * shape.pixels)
     keep &= np.isin(grid["block_n"], channel_blocks(shape.out_channels))
-    deepest = [depth for depth in BLOCK_K if depth == BLOCK_K[0] or depth // 2 < shape.k]
+    deepest = [depth for depth in depths if depth == depths[0] or depth // 2 < shape.k]
     if shape.source_vector == 0:  # a converted input cannot be prefetched: as few steps as can be
         deepest = deepest[-1:]
     keep &= np.isin(grid["block_k"], deepest)
@@ -217,13 +219,14 @@ def deep_pipelines(tiles: ConvTiles, target: Target, precision: str) -> ConvTile
 def usual(tiles: ConvTiles) -> ConvTiles:
     """Rows without what seldom pays, from which the untuned choice is made: few or odd numbers of
     warps, steps of one product, a K divided among blocks though it is short."""
-    shallow = (tiles.cluster_k > 1) & (tiles.shape.k < _CLUSTER_DEPTH)
-    deep = tiles.block_k >= min(16, tiles.shape.k)
+    k_step = tiles.shape.element.k_step
+    shallow = (tiles.cluster_k > 1) & (tiles.shape.k < _CLUSTER_PRODUCTS * k_step)
+    deep = tiles.block_k >= min(2 * k_step, tiles.shape.k)
     return tiles.where(np.isin(tiles.warps, (4, 8, 16)) & deep & ~shallow)
 
 
-_CLUSTER_DEPTH = 1024
-"""The K from which dividing it among blocks can pay for the cluster."""
+_CLUSTER_PRODUCTS = 128
+"""The products along K from which dividing it among blocks can pay for the cluster."""
 
 
 def flags(tiles: ConvTiles) -> ConvTiles:
@@ -254,17 +257,17 @@ def channel_blocks(channels: int) -> list[int]:
 
 
 @cache
-def _grid() -> dict[str, Column]:
+def _grid(depths: tuple[int, ...]) -> dict[str, Column]:
     """Blocks and their division among warps, as far as it depends on no shape."""
     names = ("block_m", "block_n", "warps_m", "warps_n", "block_k", "warps_k")
-    axes = (BLOCK_M, range(8, _LARGEST_N + 1, 8), (1, 2, 4, 8), (1, 2, 4, 5), BLOCK_K, (1, 2, 4, 8))
+    axes = (BLOCK_M, range(8, _LARGEST_N + 1, 8), (1, 2, 4, 8), (1, 2, 4, 5), depths, (1, 2, 4, 8))
     mesh = np.meshgrid(*(np.array(a, np.int64) for a in axes), indexing="ij")
     flat = {name: axis.ravel() for name, axis in zip(names, mesh, strict=True)}
     good = flat["block_m"] % (16 * flat["warps_m"]) == 0
     good &= flat["block_n"] % (8 * flat["warps_n"]) == 0
     good &= flat["warps_m"] * flat["warps_n"] <= 8
     good &= 32 * flat["warps_m"] * flat["warps_n"] * flat["warps_k"] <= conv2d_tile._MAX_THREADS
-    good &= flat["block_k"] // 8 % flat["warps_k"] == 0
+    good &= flat["block_k"] // depths[0] % flat["warps_k"] == 0
     return {name: column[good] for name, column in flat.items()}
 
 

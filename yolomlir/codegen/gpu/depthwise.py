@@ -1,7 +1,7 @@
 """Depthwise convolution of NHWC maps, with its epilogue: a thread has a strip of one output row.
 
 Bound by memory, so there are no tensor cores and no shared memory: neighbouring threads have
-neighbouring groups of channels (coalesced rows of 16 bytes a thread), and a thread reads every
+neighbouring groups of channels (coalesced rows of 4 channels a thread), and a thread reads every
 input of its strip once for all the outputs and taps that use it. Arithmetic is float32.
 """
 
@@ -21,7 +21,9 @@ from yolomlir.codegen.gpu.builder import (
     loop,
     select,
     select_float,
+    widen,
 )
+from yolomlir.codegen.gpu.element import FLOAT32, element_named
 from yolomlir.codegen.gpu.epilogue import Epilogue, match_epilogue
 from yolomlir.codegen.gpu.generate import register_family
 from yolomlir.codegen.gpu.instructions import fma, release_dependents, wait_for_predecessors
@@ -60,7 +62,7 @@ class DepthwiseShape:
 class DepthwiseProblem:
     """A dispatch: its shape, the arguments that are its input and weight, its epilogue.
 
-    vector: channels of one access (4, 2, 1).
+    vector: channels of one access (4, 2, 1), of 16 bytes or less.
     """
 
     shape: DepthwiseShape
@@ -120,14 +122,30 @@ def parse(function: ir.Operation) -> DepthwiseProblem:
     epilogue = match_epilogue(function, root.results[0])
     weights = {weight, *epilogue.channel}
     count = len(function.regions[0].blocks[0].arguments)
-    vector = match.vector_width(function, channels, set(range(count + 1)) - weights)
+    activations = set(range(count + 1)) - weights
+    dtypes = _dtypes(function)
+    # A thread's sums are float32, so 4 channels are its registers' worth at every type.
+    vector = min(
+        FLOAT32.chunk,
+        *(
+            match.vector_width(function, channels, [n], element_named(dtypes[n]))
+            for n in activations
+        ),
+    )
     parameters = [
-        Parameter(WEIGHT, alignment_bytes=_VECTOR_BYTES)
+        Parameter(WEIGHT, dtype, alignment_bytes=_VECTOR_BYTES)
         if number in weights
-        else Parameter(ACTIVATION, alignment_bytes=4 * vector)
-        for number in range(count + 1)
+        else Parameter(ACTIVATION, dtype, element_named(dtype).bytes * vector)
+        for number, dtype in enumerate(dtypes)
     ]
     return DepthwiseProblem(shape, source, weight, epilogue, tuple(parameters), vector)
+
+
+def _dtypes(function: ir.Operation) -> list[str]:
+    """Of the arguments and then the result."""
+    block = function.regions[0].blocks[0]
+    returned = block.operations[-1].operation.operands[0]
+    return [match.dtype_of(value) for value in [*block.arguments, returned]]
 
 
 # ---- the kernel ---------------------------------------------------------------------------------
@@ -228,8 +246,10 @@ class _Body:
         buffer, vector = self.kernel.arguments[self.problem.weight].buffer, self.problem.vector
         offsets = [self.channel * channel + kh * row + kw * column for kw in self.columns()]
         if channel == 1:
-            return [buffer.load_vector(offset, vector) for offset in offsets]
-        return [[buffer.load(o + i * channel) for i in range(vector)] for o in offsets]
+            taps = [buffer.load_vector(offset, vector) for offset in offsets]
+        else:
+            taps = [[buffer.load(o + i * channel) for i in range(vector)] for o in offsets]
+        return [[widen(value) for value in tap] for tap in taps]
 
     def columns(self) -> range:
         """The kernel's columns."""
@@ -254,6 +274,7 @@ class _Body:
             pixel = base * shape.width + select(column_inside, column, 0)
             offset = pixel * source.pitch_or_fail() + self.channel
             values = source.buffer.load_vector(offset, self.problem.vector)
+            values = [widen(value) for value in values]
             inputs.append(_or_zero(row_inside & column_inside, values))
         return inputs
 

@@ -200,7 +200,7 @@ def multiply_f16(
     a: Sequence[ir.Value], b: Sequence[ir.Value], c: Sequence[ir.Value]
 ) -> list[ir.Value]:
     """`mma.sync.m16n8k16` of float16 pairs (`vector<2xf16>`), accumulated in float32."""
-    return _mma(a, b, c, "<m = 16, n = 8, k = 16>", None)
+    return _mma(a, b, c, "<m = 16, n = 8, k = 16>", "f16")
 
 
 def _mma(
@@ -208,10 +208,10 @@ def _mma(
     b: Sequence[ir.Value],
     c: Sequence[ir.Value],
     shape: str,
-    kind: str | None,
+    kind: str,
 ) -> list[ir.Value]:
     float_type = ir.F32Type.get()
-    multiplicand = None if kind is None else ir.Attribute.parse(f"#nvvm.mma_type<{kind}>")
+    multiplicand = ir.Attribute.parse(f"#nvvm.mma_type<{kind}>")
     result = nvvm.mma_sync(
         llvm.StructType.get_literal([float_type] * 4),
         ir.Attribute.parse(f"#nvvm.shape{shape}"),
