@@ -42,7 +42,8 @@ class ChainCase:
     """A chain whose first stage reads `channels` of height x width.
 
     stored: stages whose results the dispatch has; the last one's always is. depthwise: the first
-    stage, which then has as many channels as it reads.
+    stage, which then has as many channels as it reads. joined: (channels, factor) of what the first
+    stage reads, concatenated and enlarged by its factor; default one tensor of its own size.
     """
 
     height: int
@@ -55,6 +56,12 @@ class ChainCase:
     stored: tuple[int, ...] = ()
     attributes: str = ""
     depthwise: bool = False
+    joined: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def sources(self) -> tuple[tuple[int, int], ...]:
+        """(channels, factor) of each tensor that the first stage reads."""
+        return self.joined or ((self.channels, 1),)
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -138,8 +145,7 @@ def _input(case: ChainCase, index: int, text: ChainText, values: list[str]) -> t
     """A stage's input value and its type; what makes it is appended to the function."""
     rows, columns = case.out_size
     if index == 0:
-        type_ = activation(case.batch, case.channels, case.height, case.width)
-        return text.argument(type_, "input", 0), type_
+        return _first_input(case, text)
     joined, joined_type, channels = "", "", 0
     for number, part in enumerate(case.links[index].parts):
         type_ = activation(case.batch, part.channels, rows, columns)
@@ -169,6 +175,32 @@ def _input(case: ChainCase, index: int, text: ChainText, values: list[str]) -> t
     return joined, joined_type
 
 
+def _first_input(case: ChainCase, text: ChainText) -> tuple[str, str]:
+    """The first stage's input: an argument, or several, enlarged and concatenated."""
+    joined, joined_type, total = "", "", 0
+    for number, (channels, factor) in enumerate(case.sources):
+        whole = activation(case.batch, channels, case.height, case.width)
+        own = activation(case.batch, channels, case.height // factor, case.width // factor)
+        value = text.argument(own, "input", 0, number)
+        if factor > 1:
+            name = f"%u{number}"
+            text.lines.append(
+                f'{name} = "yolo.upsample"({value}) {{factor = {factor} : i64}} : '
+                f"({own}) -> {whole}"
+            )
+            value = name
+        total += channels
+        if not joined:
+            joined, joined_type = value, whole
+            continue
+        both = activation(case.batch, total, case.height, case.width)
+        text.lines.append(
+            f'%i{number} = "yolo.concat"({joined}, {value}) : ({joined_type}, {whole}) -> {both}'
+        )
+        joined, joined_type = f"%i{number}", both
+    return joined, joined_type
+
+
 def chain_module(case: ChainCase) -> tuple[ir.Module, list[tuple[str, int, int]]]:
     """The module of a case's function at the linalg level, and what its arguments are."""
     text, roles = chain_text(case)
@@ -185,8 +217,9 @@ def random_operands(
     for role, stage, part in roles:
         link, kernel = case.links[stage], case.kernel if stage == 0 else 1
         channels = case.in_channels(stage)
+        own, factor = case.sources[part if role == "input" else 0]
         shape = {
-            "input": (case.batch, case.height, case.width, case.channels),
+            "input": (case.batch, case.height // factor, case.width // factor, own),
             "part": (case.batch, rows, columns, link.parts[part].channels if link.parts else 0),
             "weight": (link.out, kernel, kernel, channels),
             "bias": (link.out,),
@@ -238,8 +271,8 @@ def expected_results(
         depthwise = case.depthwise and index == 0
         w = w if exact or depthwise else round_to_tf32(w)
         values, errors = [], []
-        if index == 0:
-            x = given["input", 0, 0]
+        for number, (_, factor) in enumerate(case.sources if index == 0 else ()):
+            x = given["input", 0, number].repeat(factor, 1).repeat(factor, 2)
             values.append((x if exact or depthwise else round_to_tf32(x)).astype(np.float64))
             errors.append(np.zeros(x.shape))
         for number, part in enumerate(link.parts):

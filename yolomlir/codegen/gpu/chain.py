@@ -259,7 +259,7 @@ class _Warps:
         self._reader: WindowReader | None = None
         window = kernel.plan.window
         if window is not None and stage is kernel.plan.stages[0]:
-            self._reader = WindowReader(window, self._row, kernel.lane, CHUNK, self._slice)
+            self._reader = WindowReader(window, self._row, kernel.lane, self._slice)
 
     def zeros(self) -> list[Fragments]:
         """Accumulators; several where one alone would make every product wait for the last."""

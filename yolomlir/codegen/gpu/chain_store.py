@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from yolomlir.bindings import arith, ir
 from yolomlir.codegen.gpu import instructions
@@ -22,8 +23,10 @@ from yolomlir.codegen.gpu.builder import (
     select,
     select_float,
 )
+from yolomlir.codegen.gpu.chain_pixels import PixelMap
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Piece
 from yolomlir.codegen.gpu.chain_tile import ChainPlan, StagePlan
+from yolomlir.codegen.gpu.chain_window import Window
 from yolomlir.codegen.gpu.conv2d_load import pixel_at
 from yolomlir.codegen.gpu.conv_problem import widest
 from yolomlir.codegen.gpu.linalg_match import refuse
@@ -51,7 +54,7 @@ class ChainStore:
         plan: ChainPlan,
         staged: Buffer,
         inputs: Sequence[Buffer | None],
-        first_pixel: Int,
+        pixels: PixelMap,
         rank: Int,
         vectors_at_bytes: int,
         *,
@@ -60,7 +63,7 @@ class ChainStore:
         self._k, self._problem, self._plan = k, problem, plan
         self.staged = staged
         self._inputs = inputs
-        self._first_pixel, self._rank, self._exact = first_pixel, rank, exact
+        self._pixels, self._rank, self._exact = pixels, rank, exact
         self._vectors: list[dict[int, Buffer]] = []
         for stage, part in zip(problem.stages, plan.stages, strict=True):
             own = {}
@@ -140,12 +143,12 @@ class ChainStore:
         per_row = piece.channels // piece.vector
         for copy, exists in self._shares(self._plan.tile.block_m * per_row):
             row, column = copy // per_row, (copy % per_row) * piece.vector
-            pixel = self._first_pixel + row
+            pixel = self._pixels.at(row)
             with guard(exists):
                 instructions.copy_async(
                     buffer, row * self._plan.row(index) + column + piece.first,
-                    argument.buffer, pixel * argument.pitch_or_fail() + column,
-                    piece.vector, live=self._inside_pixels(pixel),
+                    argument.buffer, pixel.flat * argument.pitch_or_fail() + column,
+                    piece.vector, live=pixel.exists(),
                 )  # fmt: skip
 
     def _shares(self, count: int) -> list[tuple[Int, Bool]]:
@@ -156,10 +159,6 @@ class ChainStore:
             item = self._k.thread + i * threads
             found.append((item, item < count if (i + 1) * threads > count else TRUE))
         return found
-
-    def _inside_pixels(self, pixel: Int) -> Bool:
-        pixels = self._problem.pixels
-        return pixel < pixels if pixels % self._plan.tile.block_m else TRUE
 
     def _ragged(self, channels: int, part: StagePlan) -> bool:
         """Whether some block's part of a stage goes beyond the last channel."""
@@ -199,16 +198,16 @@ class ChainStore:
         channels = self._problem.stages[index].shape.out_channels
         part = self._plan.stages[index]
         operand = self._k.arguments[number]
-        pixel = self._first_pixel + run.row
+        pixel = self._pixels.at(run.row)
         channel = self._rank * part.n + run.column
-        inside = self._inside_pixels(pixel)
+        inside = pixel.exists()
         width = self._problem.vector(number, channels)
         loaded: list[ir.Value] = []
         for i in range(0, RUN, width):
             live = inside
             if self._ragged(channels, part):
                 live = live & ((channel + i) < channels)
-            offset = pixel * operand.pitch_or_fail() + (channel + i)
+            offset = pixel.flat * operand.pitch_or_fail() + (channel + i)
             loaded += operand.buffer.load_vector(select(live, offset, 0), width)
         return loaded
 
@@ -271,12 +270,33 @@ class ChainStore:
         return total
 
     def _convolved(self, run: Run) -> list[ir.Value]:
-        """A run of a depthwise first stage: tap by tap, in float32, from global memory."""
+        """A run of a depthwise first stage: tap by tap, in float32."""
+        part, window = self._plan.stages[0], self._plan.window
+        read = self._taps_read(run) if window is None else self._taps_of_window(window, run)
+        total = [f32(0.0)] * RUN
+        for tap, values in enumerate(read):
+            if self._taps is not None:
+                weights = self._taps.load_vector(run.column + tap * part.n, RUN)
+                total = [
+                    instructions.fma(x, w, t)
+                    for x, w, t in zip(values, weights, total, strict=True)
+                ]
+        return total
+
+    def _taps_of_window(self, window: Window, run: Run) -> list[list[ir.Value]]:
+        """A run's inputs at every tap, from the window."""
+        start = (run.row // window.columns) * window.pixel(window.columns)
+        start = start + ((run.row % window.columns) * window.pitch + run.column)
+        taps = product(range(window.shape.kernel_h), range(window.shape.kernel_w))
+        return [self.staged.load_vector(start + window.tap(*tap), RUN) for tap in taps]
+
+    def _taps_read(self, run: Run) -> list[list[ir.Value]]:
+        """A run's inputs at every tap, from global memory."""
         shape, part = self._problem.first.shape, self._plan.stages[0]
         source = self._problem.first.sources[0]
         operand = self._k.arguments[source.argument]
         pixel = pixel_at(
-            self._first_pixel + run.row, shape, self._plan.tile.block_m, use_mask=False
+            self._pixels.at(run.row).flat, shape, self._plan.tile.block_m, use_mask=False
         )
         channel = self._rank * part.n + run.column
         width = shape.source_vector
@@ -295,15 +315,7 @@ class ChainStore:
                 loaded = operand.buffer.load_vector(select(own, start + i, 0), width)
                 values += [select_float(own, v, f32(0.0)) for v in loaded]
             read.append(values)
-        total = [f32(0.0)] * RUN
-        for tap, values in enumerate(read):
-            if self._taps is not None:
-                weights = self._taps.load_vector(run.column + tap * part.n, RUN)
-                total = [
-                    instructions.fma(x, w, t)
-                    for x, w, t in zip(values, weights, total, strict=True)
-                ]
-        return total
+        return read
 
     def _kept_result(self, index: int, earlier: int, number: int) -> list[ir.Value]:
         if self._plan.stages[earlier].n != self._plan.stages[index].n:
@@ -320,16 +332,16 @@ class ChainStore:
         """Store a run to global memory, in the widest stores its alignment allows."""
         channels = self._problem.stages[index].shape.out_channels
         output = self._k.arguments[result]
-        pixel = self._first_pixel + run.row
+        pixel = self._pixels.at(run.row)
         width = self._problem.vector(result, channels)
         if self._problem.round_results:
             values = [instructions.from_bits(instructions.round_to_tf32(v)) for v in values]
-        with guard(run.exists & self._inside_pixels(pixel)):
+        with guard(run.exists & pixel.exists()):
             for i in range(0, RUN, width):
                 live = TRUE
                 if self._ragged(channels, self._plan.stages[index]):
                     live = (channel + i) < channels
-                offset = pixel * output.pitch_or_fail() + (channel + i)
+                offset = pixel.flat * output.pitch_or_fail() + (channel + i)
                 with guard(live):
                     output.buffer.store_vector(offset, values[i : i + width])
 

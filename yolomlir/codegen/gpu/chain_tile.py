@@ -3,6 +3,9 @@
 A cluster computes block_m pixels through every stage. Its blocks divide the channels of each stage
 among themselves; each gives its part of the result to all, so that every block has the whole input
 of the next stage in its shared memory and streams only its own part of the weights.
+
+The pixels are a run of those of the output, whose inputs come a step of K at a time, or a rectangle
+of them (`rows`), whose inputs come at once as a window (`chain_window.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+from yolomlir.codegen.gpu.chain_window import Window, window_of
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.diagnostics import UnsupportedError
@@ -25,6 +29,11 @@ _MAX_UNROLLED = 2048
 _MAX_COPIES = 160
 """Asynchronous copies of a thread over the whole chain."""
 _MAX_ACCUMULATORS = 64
+_LEAST_COLUMNS = 4
+_RECTANGLES = ((16, 4), (32, 4), (32, 2), (64, 8), (64, 4), (128, 8), (128, 4), (256, 16), (256, 8))
+"""block_m and rows worth considering."""
+_RINGS = ((8, 2), (8, 4), (16, 2), (16, 4), (16, 12), (32, 3))
+"""step_kib and slots worth considering where the input comes as a window."""
 _MAX_RUNS = 8
 """Runs of four channels of a thread in one epilogue: each keeps its residual in registers."""
 
@@ -62,7 +71,8 @@ class ChainTile:
 
     block_m pixels a cluster of `cluster_n` blocks of `warps` warps each. step_kib: KiB of weights
     of one step over K, at most; slots: buffers of the asynchronous pipeline, which runs on from one
-    stage to the next.
+    stage to the next. rows: of the rectangle that the pixels are, whose input is loaded as a
+    window; 0 where they follow each other in the output and the input comes a step at a time.
     """
 
     block_m: int
@@ -70,6 +80,12 @@ class ChainTile:
     warps: int
     step_kib: int = 16
     slots: int = 4
+    rows: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Of the rectangle."""
+        return self.block_m // self.rows if self.rows else self.block_m
 
 
 @dataclass(frozen=True)
@@ -120,6 +136,8 @@ class ChainPlan:
     vectors: int
     """Floats of the channel vectors (one a stage is assumed where tiles are chosen), and of the
     weights of a depthwise first stage."""
+    window: Window | None = None
+    """Of the first stage's input; it shares its memory with the partial sums."""
 
     @property
     def threads(self) -> int:
@@ -134,12 +152,35 @@ class ChainPlan:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return 4 * (self.slots * self.slot + self.staging + sum(self.inputs) + self.vectors)
+        return 4 * (self.slots * self.slot + self.scratch + sum(self.inputs) + self.vectors)
+
+    @property
+    def scratch(self) -> int:
+        """Floats of the partial sums, or of the window before them."""
+        return max(self.staging, self.window.size if self.window else 0)
+
+    @property
+    def resident(self) -> bool:
+        """Whether all weights and a window arrive before the first product, for no step to wait."""
+        return self.window is not None and self.steps <= self.slots
+
+    @property
+    def rectangles(self) -> tuple[int, int]:
+        """Rectangles that an image has down and across."""
+        first, tile = self.shape.first, self.tile
+        return -(-first.out_h // tile.rows), -(-first.out_w // tile.columns)
 
     @property
     def clusters(self) -> int:
         """Clusters of the launch."""
+        if self.tile.rows:
+            down, across = self.rectangles
+            return self.shape.first.batch * down * across
         return -(-self.shape.first.pixels // self.tile.block_m)
+
+    def loaded_rows(self, index: int) -> int:
+        """Rows of a stage's input that come with each step of its weights."""
+        return self.tile.block_m if index == 0 and self.window is None else 0
 
     def row(self, index: int) -> int:
         """Floats from one pixel to the next of the input of a later stage."""
@@ -160,7 +201,9 @@ def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = N
     stages = tuple(_stage(tile, *size) for size in shape.sizes())
     if shape.depthwise:
         stages = (StagePlan(stages[0].n, 8, 0, 0, 1, 1, 1), *stages[1:])
-    loads = [tile.block_m if index == 0 else 0 for index in range(len(stages))]
+    window = _window(tile, shape, stages[0]) if tile.rows else None
+    first = tile.block_m if window is None else 0
+    loads = [first if index == 0 else 0 for index in range(len(stages))]
     pairs = [(rows, s) for rows, s in zip(loads, stages, strict=True) if s.steps]
     slot = max((rows + s.n) * s.block_k for rows, s in pairs)
     staging = max(s.warps_k * tile.block_m * s.staged_row for _, s in pairs)
@@ -169,7 +212,13 @@ def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = N
     floats = sum(s.n * count for s, count in zip(stages, counts, strict=True))
     floats += stages[0].n * shape.first.taps if shape.depthwise else 0
     slots = min(tile.slots, sum(s.steps for s in stages))
-    return ChainPlan(tile, shape, stages, slot, slots, staging, inputs, floats)
+    return ChainPlan(tile, shape, stages, slot, slots, staging, inputs, floats, window)
+
+
+def _window(tile: ChainTile, shape: ChainShape, stage: StagePlan) -> Window:
+    """What a block reads: every channel, or those of its own part where each goes alone."""
+    channels = stage.n if shape.depthwise else shape.first.in_channels
+    return window_of(shape.first, tile.rows, tile.columns, channels, padded=not shape.depthwise)
 
 
 def part_of(channels: int, blocks: int) -> int:
@@ -219,6 +268,8 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         return f"warps = {tile.warps} is not one of 2, 4, 8, 16"
     if tile.slots < 2 or tile.step_kib < 1:
         return "slots must be at least 2, step_kib at least 1"
+    if tile.rows and (reason := _window_objection(tile, shape)) is not None:
+        return reason
     if any((tile.cluster_n - 1) * part_of(n, tile.cluster_n) >= n for _, n in shape.sizes()):
         return f"cluster_n = {tile.cluster_n} leaves a block without channels"
     p = plan(tile, shape)
@@ -226,6 +277,7 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
     limit = _MAX_ACCUMULATORS // (2 if precision == "fp32" else 1) // (2 if threads > 256 else 1)
     instructions = copies = kept = 0
     counted = 1 if precision == "tf32" else 3
+    copies += p.window.copies(threads) if p.window else 0
     for index, stage in enumerate(p.stages):
         convolution = shape.stage(index)
         runs = -(-tile.block_m * stage.n // (4 * threads))
@@ -240,7 +292,7 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         count = sum(stage.products(step) for step in range(stage.steps))
         instructions += counted * r * c * count // stage.warps_k
         rows, weights = p.loader_tile(index).copies(convolution)
-        copies += stage.steps * (weights + (rows if index == 0 else 0))
+        copies += stage.steps * (weights + (rows if p.loaded_rows(index) else 0))
         for vector in (convolution.source_vector, convolution.weight_vector):
             if threads % (stage.block_k // vector):
                 return f"{threads} threads cannot share rows of {stage.block_k // vector} copies"
@@ -258,6 +310,17 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
     return None
 
 
+def _window_objection(tile: ChainTile, shape: ChainShape) -> str | None:
+    """Why the first stage cannot read a window."""
+    if tile.block_m % tile.rows or tile.columns < _LEAST_COLUMNS:
+        return f"rows = {tile.rows} is not a power of two that leaves {_LEAST_COLUMNS} columns"
+    if shape.first.taps == 1:
+        return "a window is for a convolution of more than one tap"
+    if shape.first.in_channels % shape.first.element.chunk and not shape.depthwise:
+        return f"a window's pixels are chunks of 16 bytes, not {shape.first.in_channels} channels"
+    return None
+
+
 def tile_space(shape: ChainShape, target: Target, precision: str) -> Iterator[ChainTile]:
     """Every candidate worth considering, all legal, in a fixed order."""
     for block_m in (16, 32, 64, 128, 256):
@@ -268,6 +331,17 @@ def tile_space(shape: ChainShape, target: Target, precision: str) -> Iterator[Ch
                         tile = ChainTile(block_m, cluster_n, warps, step_kib, slots)
                         if objection(tile, shape, target, precision) is None:
                             yield tile
+    if shape.first.taps > 1:
+        yield from _windowed(shape, target, precision)
+
+
+def _windowed(shape: ChainShape, target: Target, precision: str) -> Iterator[ChainTile]:
+    """The candidates of a window: its size leaves fewer choices than loading by steps."""
+    for (block_m, rows), cluster_n, warps in product(_RECTANGLES, (1, 2, 4), (4, 8, 16)):
+        for step_kib, slots in _RINGS:
+            tile = ChainTile(block_m, cluster_n, warps, step_kib, slots, rows)
+            if objection(tile, shape, target, precision) is None:
+                yield tile
 
 
 # ---- a choice with no measurements --------------------------------------------------------------
@@ -316,14 +390,17 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
     products = 3 if precision == "fp32" else 1
     copied, worked = 0.0, _START + (_CLUSTER_START if tile.cluster_n > 1 else 0.0)
     ahead = p.slots * p.slot * 4
+    if p.window is not None:  # no product begins before all of it is there
+        worked += shape.first.element.bytes * p.window.loaded * sharing / port
     for index, (stage, (k, _)) in enumerate(zip(p.stages, shape.sizes(), strict=True)):
         elements = tile.block_m * stage.n / p.threads
         queue = max(1.0, sharing * tile.warps / 8)
         exchange = _EXCHANGE if tile.cluster_n > 1 and index < len(shape.later) else 0.0
         if not stage.steps:
-            worked += _DEPTHWISE + elements * k * 4 * queue + exchange
+            latency = _DEPTHWISE if p.window is None else _EPILOGUE
+            worked += latency + elements * k * 4 * queue + exchange
             continue
-        rows = tile.block_m if index == 0 else 0
+        rows = p.loaded_rows(index)
         copied += 4 * k * (rows + stage.n)
         r, c = tile.block_m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
         count = -(-k // (8 * stage.warps_k))
@@ -332,7 +409,8 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
         issue = max(issue, count * products * (18 if r * c < 4 else 5 * r * c))
         tensor = sharing * tile.block_m * stage.n * k * products / peak
         epilogue = _EPILOGUE + elements * (14 + 2 * stage.warps_k) * queue
-        worked += max(issue, tensor) + stage.steps * _STEP + epilogue + exchange
+        waits = 1 if p.resident else stage.steps
+        worked += max(issue, tensor) + waits * _STEP + epilogue + exchange
     streamed = max(0.0, copied - ahead) * sharing / port
     first = min(copied, ahead) * sharing / port / 2  # half of it while the kernel before still runs
     cycles = max(worked, _START + first + streamed) + 0.3 * min(worked, streamed)
@@ -347,10 +425,10 @@ def likely_tiles(
     """The tiles of the least estimates, the best first; at most a few of one size and cluster."""
     tiles = list(tile_space(shape, target, precision))
     tiles.sort(key=lambda t: estimate_us(t, shape, target, precision))
-    turns: dict[tuple[int, int, int], int] = {}
+    turns: dict[tuple[int, ...], int] = {}
     order: list[tuple[int, int]] = []
     for rank, tile in enumerate(tiles):
-        size = (tile.block_m, tile.cluster_n, tile.warps)
+        size = (tile.block_m, tile.cluster_n, tile.warps, tile.rows)
         turns[size] = turns.get(size, 0) + 1
         order.append((turns[size] // 4, rank))
     return [tiles[rank] for _, rank in sorted(order)[:count]]

@@ -18,11 +18,13 @@ T = TypeVar("T")
 def tile_or(function: ir.Operation, kind: type[T], default: Callable[[], T]) -> T:
     """The tile that a function's attribute states, else the default.
 
-    Raises UserError for options that `kind` does not have, lacks, or that are not positive.
+    Raises UserError for options that `kind` does not have, lacks, or that are not positive (0 where
+    that is the option's default).
     """
     if TILE not in function.attributes:
         return default()
-    options = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    defaults = {f.name: f.default for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    options = list(defaults)
     where = yolo.layer_of(function.location)
     hint = f"options of {kind.__name__}: {', '.join(options)}"
     values: dict[str, Any] = {}
@@ -30,7 +32,7 @@ def tile_or(function: ir.Operation, kind: type[T], default: Callable[[], T]) -> 
         if named.name not in options:
             raise UserError(f"the tile has no option '{named.name}'", where=where, hint=hint)
         values[named.name] = int(ir.IntegerAttr(named.attr).value)
-        if values[named.name] < 1:
+        if values[named.name] < (0 if defaults[named.name] == 0 else 1):
             raise UserError(f"the tile has {named.name} {values[named.name]}", where=where)
     try:
         return kind(**values)
