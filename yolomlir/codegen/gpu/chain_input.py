@@ -76,8 +76,9 @@ class WindowLoader:
         count = window.width * (channels // self._shape.source_vector)
         team = team_of(count, window.height, threads)
         teams = threads // team
+        member = thread < teams * team if threads % team else TRUE
         rows = [
-            self._row(source, thread // team + i * teams, (i + 1) * teams <= window.height)
+            self._row(source, thread // team + i * teams, member, (i + 1) * teams <= window.height)
             for i in range(-(-window.height // teams))
         ]
         items = [
@@ -86,11 +87,11 @@ class WindowLoader:
         ]
         return rows, items
 
-    def _row(self, source: Source, number: Int, whole: bool) -> _Row:
+    def _row(self, source: Source, number: Int, member: Bool, whole: bool) -> _Row:
         y = self._top + number
         pitch = self._arguments[source.argument].pitch_or_fail()
         start = (self._image * source.height + y // source.upsample) * source.width * pitch
-        exists = TRUE if whole else number < self._window.height
+        exists = member if whole else member & (number < self._window.height)
         return _Row(number, start, y < self._shape.height, exists)
 
     def _item(self, source: Source, channels: int, number: Int, whole: bool) -> _Item:

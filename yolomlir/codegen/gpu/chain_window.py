@@ -116,10 +116,14 @@ def _conflicts(window: Window) -> int:
 
 @lru_cache(maxsize=4096)
 def team_of(items: int, rows: int, threads: int) -> int:
-    """Threads, a power of two, that copy a row of so many items together: the fewest copies of a
-    thread, then the largest team, which has the fewest items of a row a thread."""
-    teams = [team for team in (8, 16, 32, 64, 128, 256, 512) if team <= threads]
-    return min(teams, key=lambda team: (-(-items // team) * -(-rows // (threads // team)), -team))
+    """Threads that copy a row of so many items together, as many teams as there are threads for:
+    the fewest copies of a thread, of which an item of a row costs half of one more."""
+
+    def cost(team: int) -> float:
+        own = -(-items // team)
+        return own * -(-rows // (threads // team)) + own / 2
+
+    return min(range(1, threads + 1), key=cost)
 
 
 __all__ = ["Window", "team_of", "window_of"]
