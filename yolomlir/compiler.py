@@ -32,7 +32,8 @@ STRIDE = 32
 class CompileOptions:
     """Everything that changes what is compiled.
 
-    precision: None takes the target's default. height, width: pixels, multiples of 32. max_det:
+    precision: of products, `fp32`, `tf32` or, of stored tensors and weights as well, `fp16` (GPU
+    only); None takes the target's default. height, width: pixels, multiples of 32. max_det:
     most rows an image. input_dtype: `uint8` or `float32` images, N, H, W, 3. level: optimisation,
     0 to 3; None takes what was measured to be fastest, else 2; on the CPU 3 equals 2.
     """
@@ -66,6 +67,11 @@ class CompileOptions:
             raise UserError(f"input_dtype is '{self.input_dtype}'; expected uint8 or float32")
         known = PRECISIONS[target.kind]
         precision = self.precision or known[0]
+        if precision == "fp16" and target.kind == "cpu":
+            raise UnsupportedError(
+                f"precision 'fp16' needs a GPU; the target is {target.name}",
+                hint="--precision fp32, or the target of a GPU, such as --target sm_90",
+            )
         if precision not in known:
             raise UserError(
                 f"precision '{precision}' is not available on {target.name}",

@@ -3,6 +3,11 @@
 It shares no code with the lowering to linalg or with the frontend, so that a pass can be held
 against it. Arrays keep their logical order (N, C, H, W) whatever a type's layout says, for a layout
 changes no meaning; only weights are read in the physical order in which their store keeps them.
+
+A float16 tensor is rounded where it is stored, and arithmetic on it is exact, as on any other. In
+a dispatch's function what only an activation or a sum wants stays in registers and is not stored;
+so forming dispatches leaves fewer roundings. Factors of a product with a float16 weight are
+float16, whatever the input's type, and so are the weights of attention's softmax.
 """
 
 from __future__ import annotations
@@ -22,6 +27,10 @@ from yolomlir.frontend.weights import WeightStore
 Array = NDArray[Any]
 _Rule = Callable[..., Array]
 _RULES: dict[str, _Rule] = {}
+FAMILY = "yolo.family"
+"""Attribute of a function that is a dispatch's."""
+_ELEMENTWISE = ("yolo.silu", "yolo.add", "yolo.batch_norm")
+"""Ops that a kernel computes on accumulators before it stores them."""
 
 
 def interpret(
@@ -60,7 +69,8 @@ class Interpreter:
         """Run one function on arrays in logical order."""
         if name not in self._functions:
             raise UserError(f"the module has no function @{name}")
-        block = self._functions[name].regions[0].blocks[0]
+        function = self._functions[name]
+        block, fused = function.regions[0].blocks[0], FAMILY in function.attributes
         if len(inputs) != len(block.arguments):
             raise UserError(
                 f"@{name} has {len(block.arguments)} arguments; got {len(inputs)} arrays"
@@ -78,6 +88,10 @@ class Interpreter:
             if op.name == "func.return":
                 return [values[v] for v in op.operands]
             results = self._run(op, [values[v] for v in op.operands])
+            results = [
+                to_half(array) if _is_half(value) and not (fused and _is_kept(value)) else array
+                for value, array in zip(op.results, results, strict=True)
+            ]
             for result, array in zip(op.results, results, strict=True):
                 if list(array.shape) != yolo.shape_of(result):
                     raise InternalError(
@@ -121,6 +135,25 @@ class Interpreter:
                 f"'{op.name}' is not of the yolo level", where=yolo.layer_of(op.location)
             )
         return [_RULES[op.name](op, *operands)]
+
+
+# ---- float16 ------------------------------------------------------------------------------------
+
+
+def to_half(x: Array) -> Array:
+    """float64 rounded to the nearest float16, or to infinity beyond its range."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float64)
+
+
+def _is_half(value: ir.Value) -> bool:
+    return yolo.element_of(value) == "f16"
+
+
+def _is_kept(value: ir.Value) -> bool:
+    """Whether a kernel keeps a value on its accumulators, for the op that alone wants it."""
+    users = [use.owner.operation for use in value.uses]
+    return len(users) == 1 and users[0].name in _ELEMENTWISE
 
 
 # ---- what each op means -------------------------------------------------------------------------
@@ -180,6 +213,7 @@ def _(op: ir.Operation, x: Array, gamma: Array, beta: Array, mean: Array, var: A
 @_rule("conv2d")
 def _(op: ir.Operation, x: Array, w: Array, bias: Array | None = None) -> Array:
     groups = yolo.integer(op, "groups")
+    x = to_half(x) if _is_half(op.operands[1]) else x
     n, _, out_h, out_w = yolo.shape_of(op.results[0])
     out, per_group, kh, kw = w.shape
     padded = _pad(x, yolo.integers(op, "padding"), 0.0)
@@ -212,8 +246,9 @@ def _(op: ir.Operation, qkv: Array) -> Array:
     q, k, v = np.split(split, [key_dim, 2 * key_dim], axis=2)
     logits = np.swapaxes(q, 2, 3) @ k * yolo.real(op, "scale")
     weights = np.exp(logits - logits.max(axis=3, keepdims=True))
-    weights /= weights.sum(axis=3, keepdims=True)
-    y: Array = v @ np.swapaxes(weights, 2, 3)
+    total = weights.sum(axis=3)[:, :, None]
+    weights = to_half(weights) if _is_half(op.operands[0]) else weights
+    y: Array = v @ np.swapaxes(weights, 2, 3) / total
     return y.reshape(n, heads * head_dim, height, width)
 
 

@@ -261,6 +261,7 @@ def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL, precision: str = 
         raise UserError(f"optimisation level is {level}; expected 0, 1, 2 or 3")
     weights = "ohwi" if target_kind == "gpu" else "hwio"
     reuse = "{reuse=concurrent}" if target_kind == "gpu" else ""
+    sixteen_bytes = "{alignment=8}" if precision == HALF else ""  # in channels; else the default, 4
     passes = (
         (1, "yolo-canonicalize"),
         (0, "yolo-fold-batch-norm"),
@@ -268,12 +269,12 @@ def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL, precision: str = 
         (0, f"yolo-layout-propagation{{weights={weights}}}"),
         (0, "yolo-transpose-elision"),
         (1, "yolo-cse"),
-        (2, "yolo-merge-siblings"),
+        (2, f"yolo-merge-siblings{sixteen_bytes}"),
         (1, "yolo-canonicalize"),
         *([(0, "yolo-narrow-activations")] if precision == HALF else []),
         (0, "yolo-conv-epilogue-fusion"),
         (0, "yolo-form-dispatches"),
-        (0, "yolo-concat-views"),
+        (0, f"yolo-concat-views{sixteen_bytes}"),
         (0, "yolo-dce"),
         *([(3, "yolo-fuse-pointwise")] if target_kind == "gpu" else []),
         (0, "yolo-assign-tiles"),

@@ -13,63 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import small_model
+from interpreted_model import HEIGHT, WIDTH, Interpreted
 from yolomlir.dialects import yolo
-from yolomlir.passes.base import PassContext
 
-from yolomlir import arena_interpreter, interpreter
-from yolomlir.arena_interpreter import Arena
+from yolomlir import interpreter
 from yolomlir.bindings import ir
-from yolomlir.codegen.build_plan import build_plan
 from yolomlir.evaluate.compare import Comparison, compare
 from yolomlir.evaluate.graph import Graph, graph_of, network_graph
 from yolomlir.evaluate.profile import _bytes, _flops
 from yolomlir.evaluate.step_layers import StepLayers, step_layers
 from yolomlir.evaluate.subjects import ProgramSubject
-from yolomlir.frontend.checkpoint import Checkpoint
-from yolomlir.frontend.yolo26 import import_model
-from yolomlir.pipeline import Pipeline, pipeline_for
-from yolomlir.runtime.artifact import Artifact, ModelInfo, Program
 from yolomlir.runtime.plan import Step
-from yolomlir.target import target_named
 
-HEIGHT, WIDTH = small_model.SIZE
 PLACES = 13
 """Low bits of a float32 that TF32 does not have."""
-
-
-class Interpreted:
-    """What `ProgramSubject` needs of a model: a program at -O3, run without its GPU."""
-
-    target = "sm_90"
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        imported = import_model(checkpoint, height=HEIGHT, width=WIDTH)
-        context = PassContext(weights=imported.weights, target=target_named(self.target))
-        steps = Pipeline.parse(pipeline_for("gpu", 3)).steps
-        Pipeline([s for s in steps if s.name != "yolo-assign-tiles"]).run(imported.module, context)
-        self._module, self._weights = imported.module, imported.weights
-        text = str(imported.module)
-        weights = {name: imported.weights[name] for name in imported.weights}
-        plan = build_plan(imported.module)
-        self.info = ModelInfo(
-            "n", small_model.CLASSES, ("a", "b", "c"), HEIGHT, WIDTH, 1, 126, "tf32"
-        )
-        program = Program(self.target, plan, weights, {}, {}, ir=text)
-        self.artifact = Artifact(self.info, {self.target: program})
-
-    @property
-    def program(self) -> Program:
-        return self.artifact.programs[self.target]
-
-    def trace(self, batch: np.ndarray) -> Iterator[tuple[Step, list[np.ndarray]]]:
-        plan = self.program.plan
-        arena = Arena(plan.arena_bytes)
-        arena.write(plan.inputs["image"], batch.transpose(0, 3, 1, 2))
-        run = interpreter.Interpreter(self._module, self._weights)
-        types = arena_interpreter._weight_types(self._module)
-        for step in plan.steps:
-            arena_interpreter._run_step(step, arena, run, types)
-            yield step, [arena.read(view).astype(np.float32) for view in step.results]
 
 
 def to_tf32(x: np.ndarray) -> np.ndarray:

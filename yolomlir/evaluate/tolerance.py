@@ -21,6 +21,15 @@ rounded. Variances are carried through the network, element by element:
   var(l_i) + Σ_j p_j² var(l_j) + (4 + |l|)² u²/3; then as products, and 4 u y for the sum of the
   exponentials, whose error all share.
 
+Precision `fp16` stores what it computes as float16, and weights as well. That is one rounding a
+value, of unit roundoff u_p = 2^-11 and never less than half of float16's smallest step, 2^-25:
+(u_p y)²/3 + (2^-25)²/3. It is counted where it is made: for a layer's result, unless the one layer
+that reads it is the SiLU or the sum that its kernel computes on the accumulators, and not for the
+head's maps, which are float32. Products are then of exact factors but for the weights, and exact
+themselves in float32: u_p²/3 Σ (w x)² + (2^-25)²/3 Σ x². The first convolution rounds the image
+too, unless that is whole numbers; then its weights hold their factor 1/255, and their step is 255
+times as large. Both are allowed for. Attention's weights are rounded before they multiply v.
+
 A tolerance is `DEVIATIONS` standard deviations: 5.5 would be left once in 30 networks of 10^7
 values if errors were independent and normal; what is left allows for those that are not.
 
@@ -31,7 +40,8 @@ where it is made and nowhere else. Only the tolerance of detections is of the wh
 
 A kernel that computes several layers stores some of their results. Those that stay on the chip are
 computed here and their variance is carried to the next one that is stored; where they are handed on
-as TF32, that is the rounding of a factor, which the next convolution's products count already.
+as TF32, that is the rounding of a factor, which the next convolution's products count already. As
+float16 it is the rounding of a result, as if it were stored.
 """
 
 from __future__ import annotations
@@ -49,8 +59,13 @@ Array = NDArray[np.float64]
 DEVIATIONS = 8.0
 FLOAT32 = 2.0**-24
 """Unit roundoff of float32, to nearest."""
-PRODUCTS = {"fp32": FLOAT32, "tf32": 2.0**-11}
+PRODUCTS = {"fp32": FLOAT32, "tf32": 2.0**-11, "fp16": 2.0**-11}
 """Unit roundoff of the factors of products, by precision."""
+_HALF_STEP = 2.0**-25
+"""Half of float16's smallest step: what rounding to it errs by near zero."""
+_COMPUTED = ("conv", "silu", "add", "attention")
+"""Kinds of layers whose results are new numbers; the others choose and move."""
+_PIXELS = 255
 
 
 @dataclass(frozen=True)
@@ -73,9 +88,9 @@ def exact_reference(
 ) -> Reference:
     """Run the network in float64 with its error analysis.
 
-    image: [N, 3, H, W], uint8 (divided by 255) or floats in 0..1. precision: `fp32` or `tf32`.
+    image: [N, 3, H, W], uint8 (divided by 255) or floats in 0..1. precision: a key of `PRODUCTS`.
     """
-    run = _Run(graph, PRODUCTS[precision], image)
+    run = _Run(graph, precision, image)
     for node in graph.nodes:
         run.step(node)
     deviations = {name: np.sqrt(v) for name, v in run.variances.items()}
@@ -105,9 +120,9 @@ def local_errors(
 
     A layer without a value is computed, and its rounding counts for the next one with a value.
     """
-    run = _Run(graph, PRODUCTS[precision], image)
+    run = _Run(graph, precision, image)
     for node in graph.nodes:
-        run.step(node)
+        run.step(node, stored=node.name in observed)
         if node.name not in observed:
             continue
         value = observed[node.name].astype(np.float64)
@@ -126,27 +141,48 @@ def _slope(logits: Array) -> Array:
 
 
 class _Run:
-    def __init__(self, graph: Graph, products: float, image: NDArray[Any]) -> None:
-        x = np.asarray(image, np.float64) / (255 if image.dtype == np.uint8 else 1)
+    def __init__(self, graph: Graph, precision: str, image: NDArray[Any]) -> None:
+        x = np.asarray(image, np.float64) / (_PIXELS if image.dtype == np.uint8 else 1)
         self.graph = graph
-        self.product_variance = 2 * products**2 / 3
+        self.half = precision == "fp16"
+        self.factor_variance = PRODUCTS[precision] ** 2 / 3
         self.values: dict[str, Array] = {IMAGE: x}
         # 1/255 and the product by it, or the caller's own rounding of the pixels.
         self.variances: dict[str, Array] = {IMAGE: x**2 * _ROUNDING}
 
-    def step(self, node: Node) -> None:
-        """Compute a node."""
-        self.values[node.name], self.variances[node.name] = _RULES[node.kind](self, node)
+    def step(self, node: Node, *, stored: bool = False) -> None:
+        """Compute a node; `stored` where it is in memory whatever reads it."""
+        value, variance = _RULES[node.kind](self, node)
+        if self.half and (stored or not self._is_kept(node)) and self._is_half(node):
+            variance = variance + self.half_variance(value)
+        self.values[node.name], self.variances[node.name] = value, variance
+
+    def half_variance(self, x: Array, step: float = _HALF_STEP) -> Array:
+        """Variance from rounding to float16."""
+        return x**2 * self.factor_variance + step**2 / 3
+
+    def _is_half(self, node: Node) -> bool:
+        """Whether a layer's result is rounded when it is stored."""
+        maps = (*self.graph.boxes, *self.graph.classes)
+        return node.kind in _COMPUTED and node.name not in maps
+
+    def _is_kept(self, node: Node) -> bool:
+        """Whether the kernel that computes a layer computes the only one that reads it."""
+        users = self.graph.users(node.name)
+        return len(users) == 1 and users[0].kind in ("silu", "add")
 
     def inputs(self, node: Node) -> list[tuple[Array, Array]]:
         """Value and variance of each input."""
         return [(self.values[name], self.variances[name]) for name in node.inputs]
 
-    def dot_variance(self, squares: Array, sizes: Array, result: Array, terms: int) -> Array:
-        """Variance from rounding in a sum of products; squares: Σ (w x)², sizes: Σ |w x|."""
+    def sum_variance(self, sizes: Array, result: Array, terms: int) -> Array:
+        """Variance from rounding partial sums; sizes: Σ |w x|."""
         farthest = (sizes + np.abs(result)) / 2
-        sums = terms * farthest**2 / 3
-        return squares * self.product_variance + sums * _ROUNDING
+        return terms * farthest**2 / 3 * _ROUNDING
+
+    def product_variance(self, squares: Array) -> Array | float:
+        """Variance from rounding both factors; squares: Σ (w x)². float16 ones are exact."""
+        return 0.0 if self.half else 2 * self.factor_variance * squares
 
 
 _ROUNDING = FLOAT32**2 / 3
@@ -164,7 +200,17 @@ def _conv(run: _Run, node: Node) -> tuple[Array, Array]:
     sizes = convolve(np.abs(x), np.abs(weight), stride) + np.abs(shift)
     inherited = convolve(variance, weight**2, stride) if variance.any() else 0.0
     terms = int(np.prod(weight.shape[1:])) + 1
-    return y, inherited + run.dot_variance(squares, sizes, y, terms)
+    own = run.product_variance(squares) + run.sum_variance(sizes, y, terms)
+    return y, inherited + own + (_half_factors(run, node, x, weight) if run.half else 0.0)
+
+
+def _half_factors(run: _Run, node: Node, x: Array, weight: Array) -> Array:
+    """Variance from rounding a convolution's weights to float16, and the image."""
+    stride = node.conv.stride if node.conv else 1
+    if node.inputs[0] != IMAGE:
+        return convolve(x**2, run.half_variance(weight), stride)
+    weights = convolve(x**2, run.half_variance(weight, _PIXELS * _HALF_STEP), stride)
+    return weights + convolve(run.half_variance(x), weight**2, stride)
 
 
 def _silu(run: _Run, node: Node) -> tuple[Array, Array]:
@@ -229,7 +275,7 @@ def _attention(run: _Run, node: Node) -> tuple[Array, Array]:
     raw = qt @ k
     sizes = np.abs(qt) @ np.abs(k)
     var_logits = qt**2 @ var_k + var_qt @ k**2
-    var_logits += run.dot_variance(qt**2 @ k**2, sizes, raw, key)
+    var_logits += run.product_variance(qt**2 @ k**2) + run.sum_variance(sizes, raw, key)
     logits, var_logits = raw * key**-0.5, var_logits / key
     p = np.exp(logits - logits.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
@@ -238,7 +284,10 @@ def _attention(run: _Run, node: Node) -> tuple[Array, Array]:
     pt, var_pt = np.swapaxes(p, 2, 3), np.swapaxes(var_p, 2, 3)
     y = v @ pt
     var_y = var_v @ pt**2 + v**2 @ var_pt + (4 * y) ** 2 * _ROUNDING
-    var_y += run.dot_variance(v**2 @ pt**2, np.abs(v) @ pt, y, height * width)
+    var_y += run.product_variance(v**2 @ pt**2)
+    var_y += run.sum_variance(np.abs(v) @ pt, y, height * width)
+    if run.half:  # the exponentials are at most 1 and at least one of them is
+        var_y += v**2 @ run.half_variance(pt)
     result = (n, heads * (per_head - 2 * key), height, width)
     return y.reshape(result), var_y.reshape(result)
 

@@ -12,7 +12,7 @@ from yolomlir.codegen.cpu import object_cache
 from yolomlir.codegen.cpu.isa import Host, host
 from yolomlir.codegen.cpu.kernel import Buffer, KernelSource
 from yolomlir.codegen.cpu.lower import CompiledKernel, compile_kernel, entry_name
-from yolomlir.diagnostics import InternalError
+from yolomlir.diagnostics import InternalError, UnsupportedError
 from yolomlir.frontend.weights import WeightStore
 from yolomlir.progress import ProgressCallback
 from yolomlir.runtime.artifact import Program
@@ -36,6 +36,7 @@ def compile_cpu_program(
 
     A kernel is a function together with the pitches of the step's views, so a function may become
     several. processes: how many compile at once; as many as the settings' threads by default.
+    Raises UnsupportedError for float16 tensors, which the CPU's kernels have no arithmetic for.
     """
     machine = host()
     functions = _functions(module)
@@ -92,9 +93,22 @@ def _functions(module: ir.Module) -> dict[str, str]:
 def _source(step: Step, functions: dict[str, str], weights: WeightStore) -> KernelSource:
     if step.kernel not in functions:
         raise InternalError(f"the module has no function '{step.kernel}'", where=step.layer)
+    _check_elements(step, weights)
     operands = tuple(_operand(a, weights) for a in step.arguments)
     results = tuple(_buffer(v) for v in step.results)
     return KernelSource(step.kernel, functions[step.kernel], operands, results)
+
+
+def _check_elements(step: Step, weights: WeightStore) -> None:
+    views = [v for v in (*(a.view for a in step.arguments), *step.results) if v is not None]
+    names = [a.weight for a in step.arguments if a.weight is not None]
+    elements = [v.dtype for v in views] + [str(weights[name].dtype) for name in names]
+    if "float16" in elements:
+        raise UnsupportedError(
+            "a tensor is float16; the CPU computes in float32",
+            where=step.layer,
+            hint="compile with --precision fp32, or for a GPU",
+        )
 
 
 def _operand(argument: Argument, weights: WeightStore) -> Buffer:
