@@ -148,6 +148,9 @@ class ChainKernel:
                 p.loader_tile(0), self.problem.first, k.arguments, self.ring, k.thread,
                 self.pixels.first_pixel,
             )  # fmt: skip
+        self.rounds_window = not (
+            self.problem.depthwise or self.exact or self.store.rounded(0, 0, 0)
+        )
         self.order = [(i, s) for i, stage in enumerate(p.stages) for s in range(stage.steps)]
 
     def _prologue(self, k: KernelBuilder) -> int:
@@ -211,7 +214,10 @@ class ChainKernel:
             if within == 0 and index == 0 and self.window is not None:
                 self.store.load_residuals(index)  # they arrive with the window
             if within == 0 or not p.resident:
-                self._meet(committed - step - 1, exchanged=exchanged)
+                instructions.copy_wait(committed - step - 1)
+                if step == 0 and self.window is not None and self.rounds_window:
+                    self.window.round()
+                self._meet(exchanged=exchanged)
             exchanged = False
             if committed < p.steps:
                 self._load(committed)
@@ -233,9 +239,8 @@ class ChainKernel:
             instructions.barrier()
             exchanged = self.store.finish(index)
 
-    def _meet(self, groups_left: int, *, exchanged: bool) -> None:
-        """Wait for copies and for the other threads; of the cluster where it has `exchanged`."""
-        instructions.copy_wait(groups_left)
+    def _meet(self, *, exchanged: bool) -> None:
+        """Wait for the other threads; for those of the cluster where it has `exchanged`."""
         if exchanged and self.plan.tile.cluster_n > 1:
             instructions.cluster_barrier()
         else:
@@ -343,7 +348,8 @@ class _Warps:
         firsts = [first + 8 * (s * count + product) for s in range(self._stage.warps_k)]
         offset = reader.offset(firsts)
         offsets = [offset + reader.fragment(i) for i in range(self.rows)]
-        return self._fragments(kernel.scratch, offsets, kernel.store.rounded(0, 0, 0))
+        rounded = kernel.rounds_window or kernel.store.rounded(0, 0, 0)
+        return self._fragments(kernel.scratch, offsets, rounded)
 
     def _fragments(self, buffer: Buffer, offsets: list[Int], rounded: bool) -> list[Operand]:
         return [

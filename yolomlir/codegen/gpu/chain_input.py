@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 from yolomlir.codegen.gpu.builder import TRUE, Argument, Bool, Buffer, Int, guard, select
 from yolomlir.codegen.gpu.chain_pixels import PixelMap
 from yolomlir.codegen.gpu.chain_window import Window, team_of
+from yolomlir.codegen.gpu.conv2d_load import copy_in
 from yolomlir.codegen.gpu.conv_problem import ConvProblem, Source
-from yolomlir.codegen.gpu.instructions import copy_async
+from yolomlir.codegen.gpu.instructions import from_bits, round_to_tf32
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,31 @@ class WindowLoader:
 
     def load(self) -> None:
         """Issue the copies."""
+        for source, row, item in self._copies():
+            with guard(row.exists & item.exists):
+                copy_in(
+                    self._shared, self._target(row, item),
+                    self._arguments[source.argument].buffer, row.start + item.offset,
+                    self._shape.source_vector, live=row.live & item.live,
+                )  # fmt: skip
+
+    def round(self) -> None:
+        """Round what this thread has copied, once it has arrived, to TF32: every value is read for
+        several taps and by several warps, each of which would round it."""
+        width = self._shape.source_vector
+        for _, row, item in self._copies():
+            with guard(row.exists & item.exists):
+                values = self._shared.load_vector(self._target(row, item), width)
+                rounded = [from_bits(round_to_tf32(value)) for value in values]
+                self._shared.store_vector(self._target(row, item), rounded)
+
+    def _copies(self) -> Iterator[tuple[Source, _Row, _Item]]:
         for source, rows, items in self._work:
-            for row in rows:
-                for item in items:
-                    with guard(row.exists & item.exists):
-                        copy_async(
-                            self._shared, row.number * self._window.row_pitch + item.target,
-                            self._arguments[source.argument].buffer, row.start + item.offset,
-                            self._shape.source_vector, live=row.live & item.live,
-                        )  # fmt: skip
+            for row, item in product(rows, items):
+                yield source, row, item
+
+    def _target(self, row: _Row, item: _Item) -> Int:
+        return row.number * self._window.row_pitch + item.target
 
     def _share(
         self, source: Source, part: bool, thread: Int, threads: int
