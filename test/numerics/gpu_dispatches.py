@@ -27,6 +27,8 @@ from yolomlir.target import target_named
 TARGETS = ("sm_80", "sm_90", "sm_120")
 UNIT = 2.0**-24
 """The unit roundoff of float32."""
+HALF_UNIT, HALF_STEP = 2.0**-11, 2.0**-25
+"""What rounding to float16 is off by at most: relatively, or where the result is subnormal."""
 
 
 # ---- functions of the yolo dialect --------------------------------------------------------------
@@ -67,6 +69,16 @@ def pool_attributes(kernel: int, stride: int, padding: int) -> str:
         f"{{kernel = array<i64: {kernel}, {kernel}>, strides = array<i64: {stride}, {stride}>, "
         f"padding = array<i64: {', '.join([str(padding)] * 4)}>}}"
     )
+
+
+def halved(text: str) -> str:
+    """A function with activations and weights of float16; vectors, without layout, stay float32."""
+    return text.replace("xf32, #yolo", "xf16, #yolo")
+
+
+def stored_half(want: np.ndarray, tolerance: np.ndarray) -> np.ndarray:
+    """The tolerance of results that are rounded to float16 besides."""
+    return tolerance + (np.abs(want) + tolerance) * HALF_UNIT + HALF_STEP
 
 
 def lowered(text: str) -> ir.Module:
@@ -154,7 +166,8 @@ class Run:
             self.arguments.append(np.zeros(kernel.launch.workspace_bytes // 4, np.int32))
 
     def __call__(self, *, seed: int = 0, blocks: int | None = None, **options: Any) -> Result:
-        y = np.full((*self.shape[:-1], self.pitch), np.nan, np.float32)
+        dtype = [p.dtype for p in self.kernel.launch.parameters if p.role == ACTIVATION][-1]
+        y = np.full((*self.shape[:-1], self.pitch), np.nan, dtype)
         mask = np.zeros(y.shape, bool)
         mask[..., : self.shape[-1]] = True
         self.arguments[self.position] = y.reshape(-1)
@@ -176,7 +189,7 @@ class Run:
 def _spread(x: np.ndarray, extra: int) -> list[Any]:
     """A dense array as a flat one of a larger pitch, and that pitch."""
     pitch = x.shape[-1] + extra
-    wide = np.full((*x.shape[:-1], pitch), np.nan, np.float32)
+    wide = np.full((*x.shape[:-1], pitch), np.nan, x.dtype)
     wide[..., : x.shape[-1]] = x
     return [wide.reshape(-1), pitch]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from conv_cases import round_to_tf32
 from gpu_dispatches import (
+    HALF_STEP,
+    HALF_UNIT,
     TARGETS,
     UNIT,
     Run,
@@ -17,7 +20,9 @@ from gpu_dispatches import (
     conv_attributes,
     depthwise_terms,
     function,
+    halved,
     kernel_of,
+    stored_half,
     weight,
 )
 from yolomlir.dialects import yolo
@@ -100,8 +105,9 @@ def attend(case: Case, qkv: np.ndarray, precision: str, rounds: int) -> Referenc
     A score is a sum of key_dim products (3 key_dim at fp32) in float32, each addition off by at
     most 2^-23 of the sum of sizes (tensor cores truncate); three TF32 products miss 2^-21 of the
     true one. An exponent x - m costs 2^-24 of the spread of the scores, an ex2.approx 2^-22, once
-    and once more for each of `rounds` rescalings. At tf32 a weight is rounded to 2^-11 before it
-    meets its value. A weight's relative error counts twice: in the sum and in the total.
+    and once more for each of `rounds` rescalings. At tf32 and fp16 a weight is rounded to 2^-11
+    before it meets its value; at fp16 one below 2^-14 of its warp's largest by 2^-25 of that, so of
+    the total. A weight's relative error counts twice: in the sum and in the total.
     """
     n, tokens = case.batch, case.height * case.width
     x = round_to_tf32(qkv) if precision == "tf32" else qkv
@@ -112,15 +118,16 @@ def attend(case: Case, qkv: np.ndarray, precision: str, rounds: int) -> Referenc
     shifted = scores - scores.max(3, keepdims=True)
     weights = np.exp(shifted)
     weights /= weights.sum(3, keepdims=True)
-    products = case.key_dim if precision == "tf32" else 3 * case.key_dim + 4
+    products = 3 * case.key_dim + 4 if precision == "fp32" else case.key_dim
     spread = -shifted.min(3, keepdims=True)
     per_weight = (products + 2) * 2.0**-23 * sizes + 2.0**-23 * spread + (rounds + 2) * 2.0**-22
     per_weight = np.expm1(per_weight.max(3, keepdims=True))
-    sums = (tokens if precision == "tf32" else 3 * tokens + 4) + rounds
-    rounding = 2.0**-11 if precision == "tf32" else 0.0
+    sums = (3 * tokens + 4 if precision == "fp32" else tokens) + rounds
+    rounding = 0.0 if precision == "fp32" else HALF_UNIT
     relative = rounding + 2.02 * per_weight + 2 * sums * 2.0**-23
     value, size = weights @ v, weights @ np.abs(v)
-    both = (value, relative * size)
+    small = np.abs(v).sum(2, keepdims=True) * HALF_STEP if precision == "fp16" else 0.0
+    both = (value, relative * size + small)
     return Reference(*(a.transpose(0, 2, 1, 3).reshape(case.out_shape) for a in both))
 
 
@@ -133,8 +140,12 @@ def run(
     qkv = rng.standard_normal(shape, np.float32) * np.float32(magnitude)
     w = rng.standard_normal((3, 3, case.channels), np.float32)
     bias = rng.standard_normal(case.channels, np.float32)
-    kernel = kernel_of(case.text(), target=target, precision=precision, tile=tile)
-    simulated = Run(kernel, [qkv, w, bias] if case.position else [qkv], case.out_shape)
+    text, half = case.text(), precision == "fp16"
+    if half:
+        text, qkv, w = halved(text), qkv.astype(np.float16), w.astype(np.float16)
+    kernel = kernel_of(text, target=target, precision=precision, tile=tile)
+    operands = [qkv, w, bias] if case.position else [qkv]
+    simulated = Run(kernel, operands, case.out_shape, extra=8 if half else 4)
     result = simulated(**options)
     warps = kernel.launch.block[0] // 32
     rounds = warps + -(-case.height * case.width // 8 // warps) + 1
@@ -147,6 +158,7 @@ def run(
         tolerance = tolerance + 11 * UNIT * (size + np.abs(bias))
     # The normalisation's reciprocal and the last addition.
     tolerance = tolerance + 4 * UNIT * (np.abs(want.value) + np.abs(value))
+    tolerance = stored_half(value, tolerance) if half else tolerance
     if options.get("blocks") is not None:
         done = ~np.isnan(result.value)
         assert_close(result.value[done], value[done], tolerance[done])
@@ -156,7 +168,7 @@ def run(
     return simulated
 
 
-@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 @pytest.mark.parametrize(
     "case",
     [
@@ -170,6 +182,8 @@ def run(
     ids=str,
 )
 def test_geometries(case, precision):
+    if precision == "fp16" and case.key_dim % 32:
+        case = dataclasses.replace(case, key_dim=2 * case.key_dim, head_dim=2 * case.head_dim)
     run(case, precision)
 
 
@@ -183,17 +197,26 @@ def test_geometries(case, precision):
 def test_tiles(tile):
     run(Case(1, 5, 9), tile=tile)
     run(Case(1, 2, 8), tile=tile)
+    half = dataclasses.replace(tile, key_tiles=2 * tile.key_tiles)
+    run(Case(1, 5, 9), "fp16", half)
+    run(Case(1, 2, 8), "fp16", half)
 
 
-@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+def test_products_of_float16_take_two_tiles_of_keys():
+    with pytest.raises(UnsupportedError, match="2 tiles of keys"):
+        kernel_of(halved(Case(1, 2, 2).text()), precision="fp16", tile=AttentionTile(1, 1, 2))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 def test_large_activations_do_not_overflow(precision):
     """Scores of thousands: exp without the maximum's subtraction is infinite."""
     run(Case(1, 6, 7), precision, magnitude=40.0)
 
 
-def test_network_size():
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_network_size(precision):
     """400 tokens, a multiple of neither 64 nor 128: the first, the last and another block."""
-    run(Case(2, 20, 20), blocks=3)
+    run(Case(2, 20, 20), precision, blocks=3)
 
 
 def test_network_size_fp32():
@@ -203,6 +226,7 @@ def test_network_size_fp32():
 @pytest.mark.parametrize("target", TARGETS)
 def test_targets(target):
     run(Case(1, 3, 7), target=target)
+    run(Case(1, 3, 7), "fp16", target=target)
 
 
 def test_result_does_not_depend_on_the_order_of_warps_and_blocks():
@@ -272,9 +296,10 @@ def test_enough_blocks():
     assert grid[0] * grid[1] * grid[2] >= 50
 
 
-@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 @pytest.mark.parametrize(
     "case", [Case(2, 20, 20), Case(6, 20, 20, batch=16), Case(4, 12, 21), Case(1, 1, 3)], ids=str
 )
 def test_assembles(case, precision):
-    check_assembles(case.text(), precision=precision)
+    text = halved(case.text()) if precision == "fp16" else case.text()
+    check_assembles(text, precision=precision)

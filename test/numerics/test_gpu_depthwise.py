@@ -17,8 +17,10 @@ from gpu_dispatches import (
     conv_attributes,
     depthwise_terms,
     function,
+    halved,
     kernel_of,
     silu,
+    stored_half,
     weight,
 )
 from yolomlir.dialects import yolo
@@ -81,6 +83,7 @@ def run(
     *,
     extra: int = 4,
     alignments: Sequence[int] = (),
+    precision: str = "tf32",
     **options,
 ) -> None:
     rng = np.random.default_rng(1)
@@ -88,9 +91,13 @@ def run(
     w = rng.standard_normal((case.kernel, case.kernel, case.channels), np.float32)
     bias = rng.standard_normal(case.channels, np.float32)
     residual = rng.standard_normal(case.out_shape, np.float32)
+    text, half = case.text(), precision == "fp16"
+    if half:
+        text = halved(text)
+        x, w, residual = (a.astype(np.float16) for a in (x, w, residual))
     stored = w if case.layout == "hwio" else np.ascontiguousarray(w.transpose(2, 0, 1))
     operands = [x, stored, bias] + ([residual] if case.residual else [])
-    kernel = kernel_of(case.text(), target=target, tile=tile, alignments=alignments)
+    kernel = kernel_of(text, target=target, tile=tile, alignments=alignments, precision=precision)
     got = Run(kernel, operands, case.out_shape, extra=extra)(**options).value
 
     total, size = depthwise_terms(x, w, case.stride, case.kernel // 2)
@@ -104,7 +111,8 @@ def run(
     if case.residual:
         want = want + residual
         tolerance = tolerance + UNIT * np.abs(want)
-    assert_close(got, want, tolerance + UNIT * np.abs(want))
+    tolerance = tolerance + UNIT * np.abs(want)
+    assert_close(got, want, stored_half(want, tolerance) if half else tolerance)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +135,8 @@ def run(
 )
 def test_geometries(case):
     run(case)
+    if case.layout:
+        run(case, precision="fp16", extra=8)
 
 
 @pytest.mark.parametrize("pixels", [1, 2, 3, 4])
@@ -134,6 +144,7 @@ def test_geometries(case):
 def test_strips_that_do_and_do_not_divide_the_row(pixels, width):
     run(Case(8, 3, width), DepthwiseTile(pixels, 64))
     run(Case(4, 5, width, stride=2), DepthwiseTile(pixels, 32))
+    run(Case(8, 3, width), DepthwiseTile(pixels, 64), precision="fp16")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -152,7 +163,16 @@ def test_rows_less_aligned_than_their_channels(extra, bytes_):
         run(case, extra=extra)
 
 
-def test_random_shapes():
+@pytest.mark.parametrize(("extra", "bytes_"), [(2, 4), (1, 2)])
+def test_float16_rows_less_aligned_than_their_channels(extra, bytes_):
+    case = Case(8, 5, 6, residual=True)
+    for place in (0, 3, 4):
+        alignments = [bytes_ if i == place else 0 for i in range(5)]
+        run(case, extra=extra, alignments=alignments, precision="fp16")
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_random_shapes(precision):
     rng = np.random.default_rng(7)
     for _ in range(6):
         channels, height, width = (int(v) for v in rng.integers(1, 20, 3))
@@ -161,7 +181,8 @@ def test_random_shapes():
             stride=int(rng.integers(1, 3)), batch=int(rng.integers(1, 3)),
             residual=bool(rng.integers(2)),
         )  # fmt: skip
-        run(case, DepthwiseTile(int(rng.integers(1, 5)), 64))
+        tile = DepthwiseTile(int(rng.integers(1, 5)), 64)
+        run(case, tile, precision=precision, extra=8 if precision == "fp16" else 4)
 
 
 def test_real_layer():
@@ -180,3 +201,4 @@ def test_real_layer():
 )  # fmt: skip
 def test_assembles(case):
     check_assembles(case.text())
+    check_assembles(halved(case.text()), precision="fp16")

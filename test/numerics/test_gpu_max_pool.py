@@ -11,6 +11,7 @@ from gpu_dispatches import (
     activation,
     check_assembles,
     function,
+    halved,
     kernel_of,
     pool_attributes,
 )
@@ -68,15 +69,22 @@ def values(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return -np.abs(np.random.default_rng(seed).standard_normal(shape, np.float32)) - 1
 
 
-def check_chained(shape, *, kernel=5, count=3, target="sm_90", tile=None, **options) -> None:
+def check_chained(
+    shape, *, kernel=5, count=3, target="sm_90", tile=None, half=False, extra=4, alignments=(),
+    **options,
+) -> None:  # fmt: skip
     text = chained_text(shape, kernel, count)
     x = values(shape)
+    if half:
+        text, x = halved(text), x.astype(np.float16)
     want, last = [], x
     for _ in range(count):
         last = pool(last, kernel, 1, kernel // 2)
         want.append(last)
     expected = np.concatenate(want, 3)
-    run = Run(kernel_of(text, target=target, tile=tile), [x], expected.shape)
+    precision = "fp16" if half else "tf32"
+    made = kernel_of(text, target=target, tile=tile, precision=precision, alignments=alignments)
+    run = Run(made, [x], expected.shape, extra=extra)
     np.testing.assert_array_equal(run(**options).value, expected)
 
 
@@ -87,12 +95,20 @@ def check_chained(shape, *, kernel=5, count=3, target="sm_90", tile=None, **opti
 )
 def test_three_chained_pools(shape):
     check_chained(shape)
+    check_chained(shape, half=True, extra=8)
+
+
+@pytest.mark.parametrize("extra", [1, 2, 4, 8])
+def test_accesses_of_float16_as_wide_as_rows_are_aligned(extra):
+    check_chained((1, 6, 7, 16), half=True, extra=extra, alignments=[2 * extra] * 2)
 
 
 @pytest.mark.parametrize("tile", [(3, 4), (1, 9), (10, 10), (16, 2)])
 def test_tiles_that_do_not_divide_the_map(tile):
     check_chained((1, 10, 9, 8), tile=MaxPoolTile(*tile, channels=4, threads=64))
     check_chained((1, 7, 10, 12), tile=MaxPoolTile(*tile, channels=8, threads=96))
+    check_chained((1, 7, 10, 24), tile=MaxPoolTile(*tile, channels=16, threads=96), half=True,
+                  extra=8)  # fmt: skip
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -158,3 +174,4 @@ def test_chain_that_changes_the_size_is_refused():
 )
 def test_assembles(shape):
     check_assembles(chained_text(shape, 5, 3))
+    check_assembles(halved(chained_text(shape, 5, 3)), precision="fp16")

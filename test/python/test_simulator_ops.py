@@ -652,3 +652,27 @@ def test_while_runs_a_lane_at_its_own_pace():
         return count
 
     assert out.tolist() == [steps(t + 1) for t in range(32)]
+
+
+def test_pairs_of_float16():
+    """Constants of pairs, shuffles between them, maxima that keep a NaN."""
+    x, out = RANDOM.standard_normal(64).astype(np.float16), np.zeros(64, np.float16)
+    x[6] = np.nan
+    run(
+        """
+        %two = arith.constant 2 : index
+        %i = arith.muli %tid, %two : index
+        %v = vector.load %x[%i] : memref<?xf16>, vector<2xf16>
+        %low = arith.constant dense<0xFC00> : vector<2xf16>
+        %k = arith.constant dense<[0.5, -0.25]> : vector<2xf16>
+        %same = arith.maximumf %v, %low : vector<2xf16>
+        %most = arith.maximumf %same, %k : vector<2xf16>
+        %r = vector.shuffle %most, %k [1, 2] : vector<2xf16>, vector<2xf16>
+        %s = vector.shuffle %most, %r [0, 2] : vector<2xf16>, vector<2xf16>
+        vector.store %s, %y[%i] : memref<?xf16>, vector<2xf16>
+        """,
+        [x, out],
+        "%x: memref<?xf16>, %y: memref<?xf16>",
+    )
+    limit = np.array([0.5, -0.25], np.float16)
+    np.testing.assert_array_equal(out.reshape(32, 2), np.maximum(x.reshape(32, 2), limit))

@@ -288,7 +288,7 @@ def _pool_tiles(problem: Problem, kind: Any) -> list[Tile]:
         rows, columns = -(-pool.out_height // parts), -(-pool.out_width // parts)
         if parts <= 5:
             tiles += [kind(rows, columns, c, t) for c in (4, 8, 16) for t in (128, 256)]
-    return [t for t in tiles if pool.channels % t.channels == 0]
+    return [t for t in tiles if pool.channels % t.channels == 0 and t.channels % pool.vector == 0]
 
 
 def _module(family: str) -> Any:

@@ -56,6 +56,8 @@ def constant_value(attribute: Any, type_: Any) -> Value:
     shape = vector_shape(type_)
     if shape is None:
         return element.register.type(attribute.value)
+    if element.name == "f16":  # whose items have no Python form
+        return np.array(attribute, element.register).reshape(1, *shape)
     values = [attribute[i] for i in range(len(attribute))]
     return np.array(values, element.register).reshape(1, *shape)
 

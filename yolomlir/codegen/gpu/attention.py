@@ -7,17 +7,18 @@ not care for their order, so a lane takes what lies together in memory, and shar
 used to combine the warps. Softmax is online, in float32 and base 2; the combination is in a fixed
 order, so the result does not depend on timing.
 
-Lane l of a warp is g = l / 4, t = l % 4 below (rows and columns of the fragments of
-`mma.sync.m16n8k8`).
+Lane l of a warp is g = l / 4, t = l % 4 below (rows and columns of the fragments of `mma.sync`). A
+fragment's register is the TF32 of a float32, or two float16: channels are counted in registers
+then, and a product with the values takes 16 keys instead of 8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from yolomlir.bindings import arith, func, ir
+from yolomlir.bindings import arith, func, ir, vector
 from yolomlir.codegen.gpu import instructions
 from yolomlir.codegen.gpu.attention_end import AttentionEnd, Rows, across, fold
 from yolomlir.codegen.gpu.attention_problem import (
@@ -28,9 +29,24 @@ from yolomlir.codegen.gpu.attention_problem import (
     shared_bytes,
     tiles,
 )
-from yolomlir.codegen.gpu.builder import Int, KernelBuilder, f32, loop, select, select_float
+from yolomlir.codegen.gpu.builder import (
+    Int,
+    KernelBuilder,
+    f32,
+    loop,
+    narrow,
+    select,
+    select_float,
+)
+from yolomlir.codegen.gpu.element import FLOAT16, FLOAT32
 from yolomlir.codegen.gpu.generate import register_family
-from yolomlir.codegen.gpu.instructions import exp2, fma, multiply_tf32, round_to_tf32
+from yolomlir.codegen.gpu.instructions import (
+    exp2,
+    fma,
+    multiply_f16,
+    multiply_tf32,
+    round_to_tf32,
+)
 from yolomlir.codegen.gpu.kernel import ACTIVATION, WEIGHT, Kernel, Parameter
 from yolomlir.codegen.gpu.tile import tile_or
 from yolomlir.diagnostics import UnsupportedError
@@ -47,10 +63,16 @@ Value: TypeAlias = ir.Value
 
 def _check(shape: AttentionShape, tile: AttentionTile, target: Target, name: str) -> None:
     bytes_ = shared_bytes(shape, tile)
-    if shape.key_dim % 16 or shape.head_dim not in (32, 64, 128) or shape.scale <= 0:
+    least = 4 * shape.element.chunk  # a lane's 16 bytes of a key
+    if shape.key_dim % least or shape.head_dim not in (32, 64, 128) or shape.scale <= 0:
         raise UnsupportedError(
             f"attention with key_dim {shape.key_dim}, head_dim {shape.head_dim}, scale "
-            f"{shape.scale}; expected a multiple of 16, one of 32, 64, 128, and more than 0",
+            f"{shape.scale}; expected a multiple of {least}, one of 32, 64, 128, and more than 0",
+            where=name,
+        )
+    if tile.key_tiles % shape.tiles_a_product:
+        raise UnsupportedError(
+            f"{tile}; products of {shape.dtype} take {shape.tiles_a_product} tiles of keys",
             where=name,
         )
     if tile.cluster not in ((1, 2, 4, 8) if target.clusters else (1,)):
@@ -71,7 +93,8 @@ def _check(shape: AttentionShape, tile: AttentionTile, target: Target, name: str
 
 @register_family("attention")
 def generate(function: func.FuncOp, target: Target, precision: str, name: str) -> Kernel:
-    """The kernel of an attention dispatch at `tf32` or `fp32` (three TF32 products for one)."""
+    """The kernel of an attention dispatch at `fp16`, `tf32` or `fp32` (three TF32 products for
+    one)."""
     shape = parse(function.operation)
     tile = tile_or(
         function.operation, AttentionTile, lambda: default_tile(shape, target, precision)
@@ -89,9 +112,10 @@ def build(
 ) -> Kernel:
     """The kernel for this shape and tile. Raises UnsupportedError where it does not fit."""
     _check(shape, tile, target, name)
-    activation = Parameter(ACTIVATION, alignment_bytes=_VECTOR_BYTES)
-    weight = Parameter(WEIGHT, alignment_bytes=_VECTOR_BYTES)
-    weights = [weight, weight] if shape.kernel is not None else []
+    activation = Parameter(ACTIVATION, shape.dtype, _VECTOR_BYTES)
+    taps = Parameter(WEIGHT, shape.dtype, _VECTOR_BYTES)
+    bias = Parameter(WEIGHT, alignment_bytes=_VECTOR_BYTES)
+    weights = [taps, bias] if shape.kernel is not None else []
     kernel = KernelBuilder(
         name,
         [activation, *weights, activation],
@@ -116,7 +140,8 @@ def _cluster_attribute(blocks: int) -> dict[str, ir.Attribute]:
 
 @dataclass(frozen=True)
 class _Fragment:
-    """Operands of the tensor cores as TF32 bits; `low` has what rounding took, at fp32."""
+    """Operands of the tensor cores: pairs of float16, or TF32 bits; `low` has what rounding took,
+    at fp32."""
 
     high: list[Value]
     low: list[Value]
@@ -134,6 +159,9 @@ class _Body:
         precise: bool,
     ) -> None:
         self.kernel, self.shape, self.tile, self.precise = kernel, shape, tile, precise
+        self.element = shape.element
+        self.key_registers = shape.key_dim // (4 * self.element.packed)
+        self.value_registers = shape.head_dim // (4 * self.element.packed)
         lane = kernel.thread % 32
         self.g, self.t = lane // 4, lane % 4
         rank = kernel.block_x % tile.cluster
@@ -176,28 +204,31 @@ class _Body:
         """A token that exists, for one that may lie beyond the last."""
         return select(token < self.shape.tokens, token, self.shape.tokens - 1)
 
-    def read_spread(self, token: Int, first: int, count: int, lane: Int, lanes: int) -> list[Value]:
-        """This lane's share of `count` channels of a token: every `lanes`-th group of 4."""
-        base = self.token_offset(token) + lane * 4 + first
+    def read_spread(
+        self, token: Int, first: int, count: int, lane: Int, lanes: int, width: int
+    ) -> list[Value]:
+        """This lane's share of `count` channels of a token: every `lanes`-th group of `width`."""
+        base = self.token_offset(token) + lane * width + first
         values: list[Value] = []
-        for start in range(0, count, 4 * lanes):
-            values += self.source.load_vector(base + start, 4)
+        for start in range(0, count, width * lanes):
+            values += self.source.load_packed(base + start, width)
         return values
 
-    def read_queries(self, index: int) -> list[_Fragment]:
-        """16 queries as fragments, one for every 8 channels of the key.
+    def read_key(self, token: Int, first: int) -> list[Value]:
+        """This lane's share of a query or key, in groups of 4 registers."""
+        return self.read_spread(token, first, self.shape.key_dim, self.t, 4, self.element.chunk)
 
-        Channels are taken so that a lane's come in fours: step s multiplies channels
+    def read_queries(self, index: int) -> list[_Fragment]:
+        """16 queries as fragments, one for every step over the channels of the key.
+
+        Channels are taken so that a lane's registers come in fours: step s multiplies registers
         16 (s / 2) + 4 t + 2 (s % 2) and the next of every t; `read_keys` does the same.
         """
-        first, shape = self.end.first_query + 16 * index, self.shape
-        rows = [
-            self.read_spread(self.clamp(first + half + self.g), 0, shape.key_dim, self.t, 4)
-            for half in (0, 8)
-        ]
+        first = self.end.first_query + 16 * index
+        rows = [self.read_key(self.clamp(first + half + self.g), 0) for half in (0, 8)]
         return [
             self.fragment([rows[0][2 * s], rows[1][2 * s], rows[0][2 * s + 1], rows[1][2 * s + 1]])
-            for s in range(shape.key_dim // 8)
+            for s in range(self.key_registers // 2)
         ]
 
     def first_key(self, round_: Int) -> Int:
@@ -206,19 +237,21 @@ class _Body:
 
     def read_keys(self, round_: Int) -> list[Value]:
         """The keys and values of one step, as loaded: for every 8 keys, key g's channels, then
-        those of values 2 t and 2 t + 1 that `multiply_values` wants."""
+        those of values 2 t and 2 t + 1 that `update` wants."""
         shape, loaded = self.shape, []
         for i in range(self.tile.key_tiles):
             first = self.first_key(round_) + 8 * i
-            loaded += self.read_spread(self.clamp(first + self.g), shape.key_dim, shape.key_dim,
-                                       self.t, 4)  # fmt: skip
+            loaded += self.read_key(self.clamp(first + self.g), shape.key_dim)
             for place in (0, 1):
                 token = self.clamp(first + self.t * 2 + place)
-                loaded += self.read_spread(token, 2 * shape.key_dim, shape.head_dim, self.g, 8)
+                loaded += self.read_spread(token, 2 * shape.key_dim, shape.head_dim, self.g, 8, 4)
         return loaded
 
     def fragment(self, values: Sequence[Value]) -> _Fragment:
-        """Round to nearest TF32; keep the rest where products are to be float32."""
+        """Round to nearest TF32; keep the rest where products are to be float32. Pairs of float16
+        as they are."""
+        if self.element is not FLOAT32:
+            return _Fragment(list(values), [])
         if self.shape.rounded and not self.precise:
             return _Fragment([instructions.bits(v) for v in values], [])
         if not self.precise:
@@ -238,6 +271,8 @@ class _Body:
     def multiply(self, a: _Fragment, b: _Fragment, c: Sequence[Value]) -> list[Value]:
         """a b + c; at fp32 with the products of the rests, the smallest first."""
         total = list(c)
+        if self.element is FLOAT16:
+            return multiply_f16(a.high, b.high, total)
         if self.precise:
             total = multiply_tf32(a.low, b.high, total)
             total = multiply_tf32(a.high, b.low, total)
@@ -273,15 +308,19 @@ class _Body:
         round_: Int,
     ) -> list[Rows]:
         """The rows (None before the first step) with the keys and values of one step taken in."""
-        shape, count = self.shape, self.shape.key_dim // 4 + self.shape.head_dim // 4
+        count = self.key_registers + self.value_registers
         keys: list[list[_Fragment]] = []
         values: list[list[_Fragment]] = []
+        columns: list[list[Value]] = []
         for i in range(self.tile.key_tiles):
             part = list(loaded[i * count : (i + 1) * count])
-            key, rest = part[: shape.key_dim // 4], part[shape.key_dim // 4 :]
+            key, rest = part[: self.key_registers], part[self.key_registers :]
             keys.append([self.fragment(key[s : s + 2]) for s in range(0, len(key), 2)])
-            pairs = zip(rest[: len(rest) // 2], rest[len(rest) // 2 :], strict=True)
-            values.append([self.fragment(pair) for pair in pairs])
+            own = self.columns(rest)
+            columns = [a + b for a, b in zip(columns, own, strict=True)] if columns else own
+            if len(columns[0]) == 2:
+                values.append([self.fragment(registers) for registers in columns])
+                columns = []
         return [
             self.update(rows, self.scores(fragments, keys, round_), values)
             for fragments, rows in zip(queries, state, strict=True)
@@ -307,6 +346,25 @@ class _Body:
             result.append(products)
         return result
 
+    def columns(self, loaded: Sequence[Value]) -> list[list[Value]]:
+        """Of 8 keys, as `read_keys` loaded their values: for each column of the fragments, keys
+        2 t and 2 t + 1, a register each, or both in one as float16."""
+        pairs = list(zip(loaded[: len(loaded) // 2], loaded[len(loaded) // 2 :], strict=True))
+        if self.element is FLOAT32:
+            return [list(pair) for pair in pairs]
+        return [[vector.shuffle(a, b, [e, e + 2])] for a, b in pairs for e in (0, 1)]
+
+    def weight_fragments(self, weights: Sequence[list[Value]]) -> Iterator[_Fragment]:
+        """The softmax's powers as multiplicands, from the layout of accumulators."""
+        if self.element is FLOAT16:
+            for one, other in zip(weights[::2], weights[1::2], strict=True):
+                yield _Fragment([_pair(w[i : i + 2]) for w in (one, other) for i in (0, 2)], [])
+            return
+        for weight in weights:
+            # The accumulator's columns 2t, 2t + 1 are the multiplicand's t, t + 4: key 2t is the
+            # product's t and key 2t + 1 its t + 4, which is how the values were read.
+            yield self.weights([weight[0], weight[2], weight[1], weight[3]])
+
     def update(
         self, rows: Rows | None, scores: list[list[Value]], values: list[list[_Fragment]]
     ) -> Rows:
@@ -331,12 +389,15 @@ class _Body:
         sums = [[f32(0.0)] * 4] * (self.shape.head_dim // 8)
         if rows:
             sums = [[arith.mulf(v, rescale[i // 2]) for i, v in enumerate(s)] for s in rows.sums]
-        for weight, group in zip(weights, values, strict=True):
-            # The accumulator's columns 2t, 2t + 1 are the multiplicand's t, t + 4: key 2t is the
-            # product's t and key 2t + 1 its t + 4, which is how the values were read.
-            a = self.weights([weight[0], weight[2], weight[1], weight[3]])
+        for a, group in zip(self.weight_fragments(weights), values, strict=True):
             sums = [self.multiply(a, b, s) for b, s in zip(group, sums, strict=True)]
         return Rows(maxima, totals, sums)
+
+
+def _pair(values: Sequence[Value]) -> Value:
+    """Two float32 as a register of float16."""
+    type_ = ir.VectorType.get([2], ir.F16Type.get())
+    return vector.from_elements(type_, [narrow(v, FLOAT16.name) for v in values])
 
 
 def _add_half_unit(value: Value) -> Value:

@@ -22,8 +22,10 @@ from yolomlir.codegen.gpu.builder import (
     KernelBuilder,
     f32,
     guard,
+    narrow,
     select,
     select_float,
+    widen,
 )
 from yolomlir.codegen.gpu.instructions import exp2, fma, round_to_tf32, shuffle_xor
 
@@ -176,7 +178,8 @@ class AttentionEnd:
         pixel = self.kernel.block_z * shape.tokens + query
         channel = self.kernel.block_y * shape.head_dim + self.chunk * 4
         with guard(inside):
-            result.buffer.store_vector(pixel * result.pitch_or_fail() + channel, values)
+            offset = pixel * result.pitch_or_fail() + channel
+            result.buffer.store_vector(offset, [narrow(v, shape.dtype) for v in values])
 
     # ---- the positional convolution
 
@@ -191,7 +194,7 @@ class AttentionEnd:
 
         def read() -> list[Value]:
             loaded = [v for i in range(count) for v in taps.load_vector(first + i * channels, 4)]
-            return loaded + bias.load_vector(first, 4)
+            return [widen(v) for v in loaded] + bias.load_vector(first, 4)
 
         return values_where(self.items(self.tile.rows)[0][1], read, 4 * count + 4)
 
@@ -221,7 +224,7 @@ class AttentionEnd:
             token = select(inside, y * shape.width + x, query)
             pixel = self.kernel.block_z * shape.tokens + token
             loaded = source.buffer.load_vector(pixel * source.pitch_or_fail() + first, 4)
-            values = [select_float(inside, v, zero) for v in loaded]
+            values = [select_float(inside, widen(v), zero) for v in loaded]
             tap = weights[4 * i : 4 * i + 4]
             sums = [fma(v, w, s) for v, w, s in zip(values, tap, sums, strict=True)]
         return sums

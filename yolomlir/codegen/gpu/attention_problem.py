@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu import linalg_match as match
+from yolomlir.codegen.gpu.element import Element, element_named
 from yolomlir.dialects import yolo
 from yolomlir.target import Target
 
@@ -14,7 +15,8 @@ from yolomlir.target import Target
 class AttentionShape:
     """`tokens` are the positions of the height x width map; channels of the input lie a head after
     the other, each query, key, value. kernel: of the positional convolution, None without one.
-    rounded: the input is TF32 already; round_result: the result is to be."""
+    rounded: the input is TF32 already; round_result: the result is to be. dtype: of the input, the
+    positional weights and the result."""
 
     batch: int
     height: int
@@ -27,6 +29,17 @@ class AttentionShape:
     padding: match.Padding = (0, 0, 0, 0)
     rounded: bool = False
     round_result: bool = False
+    dtype: str = "float32"
+
+    @property
+    def element(self) -> Element:
+        """The type of the input, the positional weights and the result."""
+        return element_named(self.dtype)
+
+    @property
+    def tiles_a_product(self) -> int:
+        """Tiles of 8 keys that one product with the values takes: a step of K."""
+        return self.element.k_step // 8
 
     @property
     def tokens(self) -> int:
@@ -79,7 +92,7 @@ def default_tile(shape: AttentionShape, target: Target, precision: str) -> Atten
     in one step; otherwise the warps of a block share them.
 
     Without clusters, 16 queries a block until there are several blocks a multiprocessor, then 32.
-    Registers bound the keys of a step: more of either spill.
+    Registers bound the keys of a step: more of either spill. Two float16 keys take as many as one.
     """
     sms = target.multiprocessors
     blocks = -(-shape.tokens // (16 * _QUERIES)) * shape.heads * shape.batch
@@ -91,7 +104,7 @@ def default_tile(shape: AttentionShape, target: Target, precision: str) -> Atten
     if target.clusters and -(-shape.tokens // 16) * shape.heads * shape.batch * 2 <= sms:
         return AttentionTile(cluster=2)
     if blocks >= 4 * sms:
-        return AttentionTile(query_tiles=2, key_tiles=1)
+        return AttentionTile(query_tiles=2, key_tiles=shape.tiles_a_product)
     return AttentionTile(key_tiles=1 if precision == "fp32" else 2)
 
 
@@ -100,7 +113,7 @@ def tiles(shape: AttentionShape, target: Target, precision: str) -> list[Attenti
     found = []
     for cluster in (1, 2, 4, 8) if target.clusters else (1,):
         for query_tiles in (1, 2):
-            for key_tiles in (1, 2, 4):
+            for key_tiles in (1, 2, 4)[shape.tiles_a_product - 1 :]:
                 one_step = -(-shape.tokens // (8 * key_tiles * cluster))
                 for warps in sorted({4, 8, 16, max(4, one_step)}):
                     tile = AttentionTile(query_tiles, key_tiles, warps, cluster)
@@ -114,8 +127,9 @@ def _fits(shape: AttentionShape, tile: AttentionTile, precision: str) -> bool:
     as compiled kernels have them; with all products in float32 the rests come to the operands."""
     rests = 2 if precision == "fp32" else 1
     loops = 2 if tile.workers * tile.keys < shape.tokens else 1
-    each = (shape.key_dim + shape.head_dim) // 4
-    queries = tile.query_tiles * (shape.head_dim + rests * shape.key_dim) // 2
+    packed = shape.element.packed
+    each = (shape.key_dim + shape.head_dim) // (4 * packed)
+    queries = tile.query_tiles * (shape.head_dim + rests * shape.key_dim // packed) // 2
     return 56 + queries + tile.key_tiles * each * loops <= min(255, 65536 // (32 * tile.warps))
 
 
@@ -155,9 +169,11 @@ def parse(function: ir.Operation) -> AttentionShape:
         batch, height, width, heads, key_dim, head_dim,
         yolo.real(function, "yolo.scale"), kernel, padding,
         "yolo.tf32_rounded" in function.attributes, "yolo.round_result" in function.attributes,
+        match.dtype_of(arguments[0]),
     )  # fmt: skip
     ends = (0, len(arguments))
-    if match.vector_width(function, 4, ends) != 4:
+    element = shape.element
+    if match.vector_width(function, element.chunk, ends, element) != element.chunk:
         match.refuse(function, "has rows that are not aligned to 16 bytes")
     if channels != heads * shape.depth:
         match.refuse(function, f"has {channels} channels for {heads} heads of {shape.depth}")

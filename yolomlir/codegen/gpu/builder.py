@@ -356,6 +356,31 @@ class Buffer:
         loaded = vector.load(type_, self.memref, [Int.of(offset).index()], alignment=bytes_)
         return [vector.extract(loaded, [], [i]) for i in range(width)]
 
+    def load_packed(self, offset: Int | int, width: int) -> list[ir.Value]:
+        """`load_vector` as registers hold it: float16 in pairs (`vector<2xf16>`), if it has any."""
+        if self.dtype != "float16" or width == 1:
+            return self.load_vector(offset, width)
+        type_ = ir.VectorType.get([width], element_type(self.dtype))
+        bytes_ = width * self.element_bytes
+        loaded = vector.load(type_, self.memref, [Int.of(offset).index()], alignment=bytes_)
+        if width == 2:
+            return [loaded]
+        return [vector.shuffle(loaded, loaded, [i, i + 1]) for i in range(0, width, 2)]
+
+    def store_packed(self, offset: Int | int, values: Sequence[ir.Value]) -> None:
+        """The inverse of `load_packed`, in one access."""
+        if self.dtype != "float16" or not isinstance(values[0].type, ir.VectorType):
+            self.store_vector(offset, values)
+            return
+        joined = list(values)
+        while len(joined) > 1:
+            count = ir.VectorType(joined[0].type).shape[0]
+            whole = list(range(2 * count))
+            pairs = zip(joined[::2], joined[1::2], strict=True)
+            joined = [vector.shuffle(a, b, whole) for a, b in pairs]
+        bytes_ = 2 * len(values) * self.element_bytes
+        vector.store(joined[0], self.memref, [Int.of(offset).index()], alignment=bytes_)
+
     def store_vector(self, offset: Int | int, values: Sequence[ir.Value]) -> None:
         """Neighbours in one access; the address must be a multiple of its size."""
         if len(values) == 1:

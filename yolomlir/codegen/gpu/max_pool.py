@@ -17,12 +17,13 @@ from yolomlir.codegen.gpu.builder import (
     Buffer,
     Int,
     KernelBuilder,
-    f32,
+    element_type,
     guard,
     loop,
     select,
     select_float,
 )
+from yolomlir.codegen.gpu.element import Element, element_named
 from yolomlir.codegen.gpu.generate import register_family
 from yolomlir.codegen.gpu.instructions import (
     barrier,
@@ -64,8 +65,8 @@ class Window:
 class MaxPool:
     """The shapes of a dispatch: an input [N, H, W, C], an output of len(windows) * C channels.
 
-    vector: channels of one access (4, 2, 1). round_result: to TF32, for a consumer that takes its
-    input as rounded.
+    vector: channels of one access, of 16 bytes or less. round_result: to TF32, for a consumer that
+    takes its input as rounded. dtype: of the input and the output.
     """
 
     batch: int
@@ -78,6 +79,12 @@ class MaxPool:
     windows: tuple[Window, ...]
     vector: int
     round_result: bool = False
+    dtype: str = "float32"
+
+    @property
+    def element(self) -> Element:
+        """The type of the input and the output."""
+        return element_named(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,8 @@ class MaxPoolTile:
 def shared_bytes(pool: MaxPool, tile: MaxPoolTile) -> int:
     """Dynamic shared memory: the input tile with its halo, and a row maximum a window."""
     rows, columns = _halo(pool, tile)
-    return 4 * tile.channels * rows * (columns + len(pool.windows) * tile.columns)
+    elements = tile.channels * rows * (columns + len(pool.windows) * tile.columns)
+    return pool.element.bytes * elements
 
 
 def default_tile(pool: MaxPool, target: Target) -> MaxPoolTile:
@@ -147,12 +155,15 @@ def parse(function: ir.Operation) -> MaxPool:
     sizes = {match.shape(value)[:3] for value in pooled}
     if len(strides) != 1 or len(sizes) != 1:
         match.refuse(function, f"pools with strides {strides} to sizes {sizes}; expected one")
-    batch, height, width, channels = match.shape(function.regions[0].blocks[0].arguments[0])
+    source = function.regions[0].blocks[0].arguments[0]
+    batch, height, width, channels = match.shape(source)
+    dtype = match.dtype_of(source)
     _, out_height, out_width = sizes.pop()
     windows = tuple(_window(chain) for chain in chains)
     return MaxPool(
         batch, height, width, channels, out_height, out_width, strides.pop(), windows,
-        match.vector_width(function, channels, (0, 1)), "yolo.round_result" in function.attributes,
+        match.vector_width(function, channels, (0, 1), element_named(dtype)),
+        "yolo.round_result" in function.attributes, dtype,
     )  # fmt: skip
 
 
@@ -226,8 +237,8 @@ def build(
             f"{tile} for accesses of {pool.vector} channels", where=name,
             hint=f"take a multiple of {pool.vector} channels",
         )  # fmt: skip
-    alignment = 4 * pool.vector
-    parameters = [Parameter(ACTIVATION, alignment_bytes=alignment)] * 2
+    alignment = pool.element.bytes * pool.vector
+    parameters = [Parameter(ACTIVATION, pool.dtype, alignment)] * 2
     kernel = KernelBuilder(
         name, parameters, threads=tile.threads, shared_bytes=bytes_, location=location
     )
@@ -254,10 +265,11 @@ class _Body:
         self.column = (kernel.block_x % tiles_across) * tile.columns
         self.channel = kernel.block_y * tile.channels
         elements = self.halo_rows * self.halo_columns * tile.channels
-        self.inputs = kernel.shared("float32", elements)
+        self.inputs = kernel.shared(pool.dtype, elements)
         maxima = self.halo_rows * tile.columns * tile.channels
+        bytes_ = pool.element.bytes
         self.maxima = [
-            kernel.shared("float32", maxima, offset_bytes=4 * (elements + i * maxima))
+            kernel.shared(pool.dtype, maxima, offset_bytes=bytes_ * (elements + i * maxima))
             for i in range(len(pool.windows))
         ]
 
@@ -277,7 +289,7 @@ class _Body:
         """The input tile with its halo to shared memory, minus infinity outside the map."""
         pool, source = self.pool, self.kernel.arguments[0]
         pitch = source.pitch_or_fail()
-        lowest = f32(float("-inf"))
+        lowest = self.lowest()
         image = self.kernel.block_z * pool.height
 
         def read(item: Int) -> Callable[[], None]:
@@ -289,11 +301,21 @@ class _Body:
             safe_row, safe_column = select(inside, row, 0), select(inside, column, 0)
             safe_channel = self.clamp_channel(channel)
             offset = ((image + safe_row) * pool.width + safe_column) * pitch + safe_channel
-            values = source.buffer.load_vector(offset, pool.vector)
+            values = source.buffer.load_packed(offset, pool.vector)
             kept = [select_float(inside, v, lowest) for v in values]
-            return lambda: self.inputs.store_vector(item * pool.vector, kept)
+            return lambda: self.inputs.store_packed(item * pool.vector, kept)
 
         self.for_items(self.halo_rows * self.halo_columns * self.vectors, read)
+
+    def lowest(self) -> ir.Value:
+        """Minus infinity, as registers hold values."""
+        type_, value = element_type(self.pool.dtype), float("-inf")
+        if self.pool.dtype != "float16" or self.pool.vector == 1:
+            return arith.constant(type_, value)
+        pair = ir.VectorType.get([2], type_)
+        return arith.constant(
+            pair, ir.DenseElementsAttr.get_splat(pair, ir.FloatAttr.get(type_, value))
+        )
 
     def maxima_of_rows(self) -> None:
         """Of every input row of the tile and every output column, the maximum along the row."""
@@ -314,7 +336,7 @@ class _Body:
     def store_maxima(self, item: Int, results: Sequence[Sequence[ir.Value]]) -> None:
         """One maximum a window to its plane of shared memory."""
         for plane, values in zip(self.maxima, results, strict=True):
-            plane.store_vector(item * self.pool.vector, values)
+            plane.store_packed(item * self.pool.vector, values)
 
     def maxima_of_columns(self) -> None:
         """The maxima of the row maxima, to the destination."""
@@ -341,7 +363,7 @@ class _Body:
                 with guard(inside & self.channel_inside(channel)):
                     for i, values in enumerate(results):
                         stored = _rounded(values) if pool.round_result else values
-                        result.buffer.store_vector(offset + i * pool.channels, stored)
+                        result.buffer.store_packed(offset + i * pool.channels, stored)
 
             return store
 
@@ -359,7 +381,7 @@ class _Body:
             reuse = i > 0 and done <= wanted
             best = results[-1] if reuse else None
             for place in sorted(wanted - done if reuse else wanted):
-                values = plane.load_vector(base + place * step, self.pool.vector)
+                values = plane.load_packed(base + place * step, self.pool.vector)
                 best = values if best is None else _maximum(best, values)
             results.append(best or [])
             done = wanted
