@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -11,6 +12,7 @@ from yolomlir.dialects import yolo
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile, objection, tile_space
 from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
+from yolomlir.codegen.gpu.element import FLOAT16
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.ptx import assemble, compile_kernels, to_ptx
 from yolomlir.compiler import CompileOptions, emit
@@ -51,21 +53,22 @@ def check(kernels: dict, target: Target) -> None:
         assert compiled.registers * threads <= target.registers_per_sm, name
 
 
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
 @pytest.mark.parametrize("chip", CHIPS)
-def test_a_sample_of_the_smallest_network(chip):
+def test_a_sample_of_the_smallest_network(chip, precision):
     target = target_named(chip)
     with yolo.new_context(), ir.Location.unknown():
-        module = ir.Module.parse(linalg_module("n", chip, "tf32"))
+        module = ir.Module.parse(linalg_module("n", chip, precision))
         functions = dispatches(module, "conv2d")
         assert len(functions) >= DISTINCT_CONVOLUTIONS
         names = random.Random(chip).sample(sorted(functions), 6)
-        kernels = {n: generate_kernel(functions[n], target, precision="tf32") for n in names}
+        kernels = {n: generate_kernel(functions[n], target, precision=precision) for n in names}
         check(kernels, target)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("scale", ["n", "s", "m"])
 def test_every_convolution(scale, chip, precision):
@@ -80,6 +83,23 @@ def test_every_convolution(scale, chip, precision):
         check(kernels, target)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("scale", ["n", "s", "m"])
+def test_every_other_kernel_of_float16(scale, chip):
+    target = target_named(chip)
+    with yolo.new_context(), ir.Location.unknown():
+        module = ir.Module.parse(linalg_module(scale, chip, "fp16"))
+        kernels = {}
+        for family in ("depthwise", "max_pool", "attention", "detect"):
+            functions = dispatches(module, family)
+            assert functions, family
+            for name, function in functions.items():
+                kernels[name] = generate_kernel(function, target, precision="fp16")
+        check(kernels, target)
+
+
 SHAPES = [
     ConvShape(1, 160, 160, 64, 80, 80, 64, 3, 3, 2, 2, 1, 1),
     ConvShape(1, 20, 20, 256, 20, 20, 16, 3, 3, 1, 1, 1, 1),
@@ -90,9 +110,10 @@ SHAPES = [
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.in_channels}to{s.out_channels}")
-@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 def test_every_candidate_is_within_the_limits(shape, chip, precision):
     target = target_named(chip)
+    shape = of_precision(shape, precision)
     candidates = list(tile_space(shape, target, precision))
     assert default_tile(shape, target, precision) is not None
     assert len(candidates) == len(set(candidates)) >= 50
@@ -102,8 +123,16 @@ def test_every_candidate_is_within_the_limits(shape, chip, precision):
         assert objection(tile, shape, target, precision) is None
 
 
-def conv_text(shape: ConvShape) -> str:
-    """A dispatch function of this shape, without epilogue."""
+def of_precision(shape: ConvShape, precision: str) -> ConvShape:
+    """The shape with the operands that a precision has."""
+    if precision != "fp16":
+        return shape
+    vector = FLOAT16.widest(shape.in_channels) if shape.source_vector else 0
+    return dataclasses.replace(shape, dtype=FLOAT16.name, source_vector=vector)
+
+
+def conv_text(shape: ConvShape, element: str = "f32") -> str:
+    """A dispatch function of this shape, without epilogue. element: of input and weights."""
     pad = f"[0, {shape.pad_top}, {shape.pad_left}, 0]"
     high = [
         (shape.out_h - 1) * shape.stride_h + shape.kernel_h - shape.height - shape.pad_top,
@@ -117,18 +146,19 @@ def conv_text(shape: ConvShape) -> str:
     out = f"{shape.batch}x{shape.out_h}x{shape.out_w}x{shape.out_channels}"
     weights = f"{shape.out_channels}x{shape.kernel_h}x{shape.kernel_w}x{shape.in_channels}"
     return f"""
-    func.func @conv(%x: tensor<{inner}xf32>, %w: tensor<{weights}xf32>) -> tensor<{out}xf32>
-        attributes {{yolo.family = "conv2d"}} {{
+    func.func @conv(%x: tensor<{inner}x{element}>, %w: tensor<{weights}x{element}>)
+        -> tensor<{out}xf32> attributes {{yolo.family = "conv2d"}} {{
       %zero = arith.constant 0.0 : f32
+      %none = arith.constant 0.0 : {element}
       %p = tensor.pad %x low{pad} high[0, {max(0, high[0])}, {max(0, high[1])}, 0] {{
       ^bb0(%i: index, %j: index, %k: index, %l: index):
-        tensor.yield %zero : f32
-      }} : tensor<{inner}xf32> to tensor<{padded}xf32>
+        tensor.yield %none : {element}
+      }} : tensor<{inner}x{element}> to tensor<{padded}x{element}>
       %e = tensor.empty() : tensor<{out}xf32>
       %f = linalg.fill ins(%zero : f32) outs(%e : tensor<{out}xf32>) -> tensor<{out}xf32>
       %y = linalg.conv_2d_nhwc_fhwc {{strides = dense<[{shape.stride_h}, {shape.stride_w}]>
           : tensor<2xi64>, dilations = dense<1> : tensor<2xi64>}}
-          ins(%p, %w : tensor<{padded}xf32>, tensor<{weights}xf32>)
+          ins(%p, %w : tensor<{padded}x{element}>, tensor<{weights}x{element}>)
           outs(%f : tensor<{out}xf32>) -> tensor<{out}xf32>
       return %y : tensor<{out}xf32>
     }}"""
@@ -140,7 +170,8 @@ def assemble_candidates(count: int, chip: str, precision: str) -> None:
     with yolo.new_context(), ir.Location.unknown():
         kernels = {}
         for shape in SHAPES[:3]:
-            module = ir.Module.parse(conv_text(shape))
+            element = "f16" if precision == "fp16" else "f32"
+            module = ir.Module.parse(conv_text(shape, element))
             function = module.body.operations[0]
             matched = match_conv(function.operation, precision=precision).shape
             for tile in random_.sample(list(tile_space(matched, target, precision)), count):
@@ -150,7 +181,9 @@ def assemble_candidates(count: int, chip: str, precision: str) -> None:
         check(kernels, target)
 
 
-@pytest.mark.parametrize(("chip", "precision"), [("sm_90", "tf32"), ("sm_120", "fp32")])
+@pytest.mark.parametrize(
+    ("chip", "precision"), [("sm_90", "tf32"), ("sm_120", "fp32"), ("sm_120", "fp16")]
+)
 def test_random_candidates_assemble_without_spills(chip, precision):
     assemble_candidates(3, chip, precision)
 
@@ -158,7 +191,7 @@ def test_random_candidates_assemble_without_spills(chip, precision):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 def test_many_random_candidates_assemble_without_spills(chip, precision):
     assemble_candidates(60, chip, precision)
 
