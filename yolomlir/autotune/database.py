@@ -36,7 +36,7 @@ class CaseRecord:
     signature: str
     family: str
     precision: str
-    shape: dict[str, int]
+    shape: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def _well_typed(record: Any) -> bool:
-    expected = {"str": str, "float": (int, float), "bool": bool, "dict[str, int]": dict}
+    expected = {"str": str, "float": (int, float), "bool": bool, "dict[str, Any]": dict}
     return all(
         isinstance(getattr(record, f.name), expected[str(f.type)])  # type: ignore[arg-type]
         for f in dataclasses.fields(record)

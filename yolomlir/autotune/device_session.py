@@ -17,7 +17,7 @@ from yolomlir.autotune.search import Progress
 from yolomlir.autotune.session import tune
 from yolomlir.autotune.tables import Table, load_table
 from yolomlir.autotune.workload import collect
-from yolomlir.compiler import CompileOptions
+from yolomlir.compiler import PRECISIONS, CompileOptions
 from yolomlir.diagnostics import UserError, YolomlirError
 from yolomlir.frontend.checkpoint import load_checkpoint
 from yolomlir.frontend.download import resolve_weights
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         "--first", type=float, default=0.0, metavar="SECONDS",
         help="at most so many seconds for the first model (default: an equal share)",
     )  # fmt: skip
-    parser.add_argument("--precision", default="tf32", choices=("tf32", "fp32"))
+    parser.add_argument("--precision", default="tf32", choices=PRECISIONS["gpu"])
     parser.add_argument("--level", type=int, choices=(2, 3), help="optimisation level")
     parser.add_argument("--layers", nargs="*", help="only layers that begin so")
     parser.add_argument("--workers", type=int, help="compiler processes")

@@ -31,6 +31,8 @@ exact in any order, so that the outputs of all tiles of a convolution are equal 
 _SMOOTH = ("attention", "detect")
 """Families that get normal numbers instead: whole ones make a softmax flat, and scores equal."""
 _LARGEST = 4.0
+_ARENA = "activations"
+"""What the values of the inputs' arenas are drawn by."""
 _WARM_UP_REPLAYS = 3000
 _SLACK = 1 << 16
 """Bytes behind an arena: the last row of a view with a pitch is shorter than the pitch."""
@@ -80,11 +82,13 @@ def tolerance(case: Case, largest: float, largest_output: float = 0.0) -> float:
     differ by at most twice 2**-11 of the largest value for the weights, and as much for the total.
     A chain's first sums are exact, but what its later stages read is rounded to TF32: another order
     of sums may round it the other way, 2**-11 of a product, for K products some sqrt(K) / 4 times
-    as much of the largest output; 2**-6 for four stages of K = 512.
+    as much of the largest output; 2**-6 for four stages of K = 512. Averages that are stored as
+    float16 are rounded once more each.
     """
     if case.problem.family == "chain":
         return 2.0**-6 * largest_output
-    return 4 * 2.0**-11 * largest if case.problem.family == "attention" else 0.0
+    stored = 2 if case.problem.precision == "fp16" else 0
+    return (4 + stored) * 2.0**-11 * largest if case.problem.family == "attention" else 0.0
 
 
 class CudaMeasure:
@@ -101,11 +105,10 @@ class CudaMeasure:
         self._call, self._driver = call, driver
         self._stream = call(driver.cuStreamCreate, 1)  # CU_STREAM_NON_BLOCKING
         self._events = [call(driver.cuEventCreate, 0) for _ in range(2)]
-        size = workload.plan.arena_bytes + _SLACK
+        self._size = workload.plan.arena_bytes + _SLACK
         self._memory: list[DeviceMemory] = []
-        self._inputs, self._smooth, self._results = (self._allocate(size) for _ in range(3))
-        self._inputs.upload(_exact((size // 4,), "activations", 0.25))
-        self._smooth.upload(_normal((size // 4,), "activations"))
+        self._results = self._allocate(self._size)
+        self._arenas: dict[tuple[bool, bool], int] = {}
         self._warm = False
         self._weights: dict[str, int] = {}
         self._packed: dict[str, int] = {}
@@ -124,9 +127,20 @@ class CudaMeasure:
         self._call(self._driver.cuCtxSynchronize)
         return memory
 
-    def _weight(self, name: str, shape: tuple[int, ...]) -> int:
+    def _arena(self, *, smooth: bool, dtype: str) -> int:
+        """The address of an arena full of values of a dtype; bytes are a float32's."""
+        half = dtype == "float16"
+        if (smooth, half) not in self._arenas:
+            count = self._size // (2 if half else 4)
+            values = _normal((count,), _ARENA) if smooth else _exact((count,), _ARENA, 0.25)
+            memory = self._allocate(self._size)
+            memory.upload(values.astype(np.float16) if half else values)
+            self._arenas[smooth, half] = memory.address
+        return self._arenas[smooth, half]
+
+    def _weight(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
         if name not in self._weights:
-            values = _exact(shape, name, 2.0**-6)
+            values = _exact(shape, name, 2.0**-6).astype(dtype)
             memory = self._allocate(values.nbytes)
             memory.upload(values)
             self._weights[name] = memory.address
@@ -159,11 +173,13 @@ class CudaMeasure:
 
         kernel = _launch_of(built)
         smooth = built.family in _SMOOTH and not network
-        inputs = self._smooth.address if smooth else self._inputs.address
-        results = inputs if network else self._results.address
+        shared = self._arena(smooth=False, dtype="float32")
+        results = shared if network else self._results.address
         arguments: list[Any] = []
         for argument in step.arguments:
             if argument.view is not None:
+                dtype = argument.view.dtype
+                inputs = shared if network else self._arena(smooth=smooth, dtype=dtype)
                 arguments += _view(inputs, argument.view)
             else:
                 name = str(argument.weight)
@@ -179,7 +195,8 @@ class CudaMeasure:
         )  # fmt: skip
 
     def _exact_weight(self, name: str) -> int:
-        return self._weight(name, tuple(self._workload.weights[name].shape))
+        values = self._workload.weights[name]
+        return self._weight(name, tuple(values.shape), values.dtype)
 
     def _workspace(self, layer: str, size_bytes: int) -> int:
         """Zeroed scratch that belongs to one size and launch; kernels leave it as they found it."""

@@ -23,7 +23,7 @@ from yolomlir.autotune.cost_model import Constants, Device
 from yolomlir.autotune.database import Database
 from yolomlir.autotune.measure import CandidateError, CudaMeasure, Measure
 from yolomlir.autotune.workload import Case, Workload, collect
-from yolomlir.compiler import CompileOptions
+from yolomlir.compiler import PRECISIONS, CompileOptions
 from yolomlir.diagnostics import UserError, YolomlirError
 from yolomlir.frontend.seeded import seeded_checkpoint
 from yolomlir.target import target_named
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--measurements", type=Path, required=True, metavar="FILE.jsonl")
     parser.add_argument("--scales", nargs="+", default=["n"], help="n, s, …: untrained weights")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl")
-    parser.add_argument("--precision", default="tf32", choices=("tf32", "fp32"))
+    parser.add_argument("--precision", default="tf32", choices=PRECISIONS["gpu"])
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:

@@ -16,6 +16,7 @@ from yolomlir.autotune.tables import Table, TableEntry
 from yolomlir.autotune.workload import Case, Workload
 from yolomlir.codegen.build_plan import ITEM_BYTES
 from yolomlir.codegen.gpu import chain_tile
+from yolomlir.codegen.gpu.element import FLOAT32, element_of
 from yolomlir.diagnostics import UserError
 from yolomlir.runtime.plan import Step, View
 from yolomlir.target import target_named
@@ -194,7 +195,8 @@ def _roofline(problem: Problem, step: Step, constants: Constants) -> float:
     device = Device.of(problem.target)
     sms = device.multiprocessors * device.clock_hz
     if problem.family == "attention":
-        rate = 2 * _TF32_SHARE * min(device.tf32_peak, constants.mma_peak) * sms
+        products = element_of(problem.precision).k_step / FLOAT32.k_step  # of TF32 in one's time
+        rate = 2 * _TF32_SHARE * min(device.tf32_peak, constants.mma_peak) * products * sms
     else:
         rate = problem.target.fp32_tflops * 1e12
     seconds = max(flops(problem) / rate, moved(step) / (constants.l2_bytes * sms))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from yolomlir.autotune import space
 from yolomlir.autotune.build import Builder, Built, Job, jobs_of
@@ -479,8 +479,8 @@ def _jobs(case: Case, keys: list[str], *, size: int = 2) -> list[Job]:
     )
 
 
-def shape_options(problem: space.Problem) -> dict[str, int]:
-    """A convolution's shape as plain numbers, from which the model's features are made again."""
+def shape_options(problem: space.Problem) -> dict[str, Any]:
+    """A convolution's shape as plain values, from which the model's features are made again."""
     if not isinstance(problem.shape, ConvShape):
         return {}
     return dict(problem.shape.__dict__)

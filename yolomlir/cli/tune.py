@@ -17,7 +17,7 @@ from yolomlir.autotune.search import Report
 from yolomlir.autotune.workload import Workload
 from yolomlir.cli.options import add_level_option, image_size
 from yolomlir.cli.progress import console
-from yolomlir.compiler import CompileOptions
+from yolomlir.compiler import PRECISIONS, CompileOptions
 from yolomlir.diagnostics import UserError
 from yolomlir.frontend.checkpoint import load_checkpoint
 from yolomlir.frontend.download import resolve_weights
@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--imgsz", type=image_size, default=(640, 640), metavar="SIZE", help="as for compile (640)"
     )
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once (1)")
-    parser.add_argument("--precision", choices=("tf32", "fp32"), help="default: tf32")
+    parser.add_argument("--precision", choices=PRECISIONS["gpu"], help="default: tf32")
     add_level_option(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="compiler processes")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write it too: .md or .json")
