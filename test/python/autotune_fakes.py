@@ -26,12 +26,16 @@ TRUE = Constants(
 
 
 @cache
-def workload(target: str = "sm_90", side: int = 64, level: int = 2) -> Workload:
+def workload(
+    target: str = "sm_90", side: int = 64, level: int = 2, precision: str = "tf32"
+) -> Workload:
     """YOLO26n with untrained weights at a small size; not to be changed.
 
     level: 2 has the most convolutions, and depthwise ones, by themselves; 3 has chains.
     """
-    options = CompileOptions(target=target, height=side, width=side, level=level)
+    options = CompileOptions(
+        target=target, height=side, width=side, level=level, precision=precision
+    )
     return collect(seeded_checkpoint("n", 80, 0, fused=True), options)
 
 

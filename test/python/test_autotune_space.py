@@ -25,7 +25,14 @@ SHAPES = (
     ConvShape(1, 20, 20, 512, 20, 20, 256, 1, 1),
     ConvShape(2, 13, 7, 38, 13, 7, 30, 3, 3, 1, 1, 1, 1, source_vector=2),
     ConvShape(1, 80, 80, 16, 80, 80, 4, 1, 1),
+    ConvShape(1, 80, 80, 128, 40, 40, 128, 3, 3, 2, 2, 1, 1, source_vector=8, dtype="float16"),
+    ConvShape(1, 64, 64, 3, 32, 32, 16, 3, 3, 2, 2, 1, 1, source_vector=0, dtype="float16"),
 )
+
+
+def name_of(shape: ConvShape) -> str:
+    """Of a shape in a test's name."""
+    return f"k{shape.k}n{shape.out_channels}{shape.dtype}"
 
 
 def random_tiles(shape: ConvShape, count: int, seed: int) -> ConvTiles:
@@ -33,8 +40,9 @@ def random_tiles(shape: ConvShape, count: int, seed: int) -> ConvTiles:
     random = np.random.default_rng(seed)
     values: dict[str, tuple[int, ...]] = {
         "block_m": (16, 32, 48, 64, 128, 256), "block_n": (8, 16, 24, 40, 64, 80, 128),
-        "block_k": (8, 16, 24, 32, 64, 128), "warps_m": (1, 2, 3, 4, 8), "warps_n": (1, 2, 4, 5),
-        "warps_k": (1, 2, 4, 8), "stages": (1, 2, 3, 4, 6, 8), "cluster_k": (1, 2, 3, 4, 8),
+        "block_k": (8, 16, 24, 32, 64, 128, 256), "warps_m": (1, 2, 3, 4, 8),
+        "warps_n": (1, 2, 4, 5), "warps_k": (1, 2, 4, 8), "stages": (1, 2, 3, 4, 6, 8),
+        "cluster_k": (1, 2, 3, 4, 8),
     }  # fmt: skip
     columns = {
         field.name: random.choice(values.get(field.name, (0, 1)), count)
@@ -45,7 +53,7 @@ def random_tiles(shape: ConvShape, count: int, seed: int) -> ConvTiles:
 
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"k{s.k}n{s.out_channels}")
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 def test_columns_judge_like_the_code_generator(
     shape: ConvShape, target: str, precision: str
 ) -> None:
@@ -62,7 +70,7 @@ def test_columns_judge_like_the_code_generator(
     assert not judged.all()
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"k{s.k}n{s.out_channels}")
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 def test_columns_follow_from_options_as_in_a_tile(shape: ConvShape) -> None:
     tiles = random_tiles(shape, 300, 3)
     for row in range(len(tiles)):
@@ -112,6 +120,15 @@ def test_keys_bring_back_every_familys_tiles(name: str, level: int, pointwise: s
             assert space.illegal(case.problem, tile) is None
 
 
+def test_every_family_has_tiles_for_float16() -> None:
+    load = workload(precision="fp16")
+    assert {c.problem.precision for c in load.cases.values()} == {"fp16"}
+    for case in load.cases.values():
+        assert "f16" in case.signature or case.problem.family == "detect"
+        for tile in [space.default(case.problem), *space.ranked(case.problem)[:5]]:
+            assert space.illegal(case.problem, tile) is None
+
+
 def test_a_key_of_another_family_or_time_is_refused() -> None:
     for key in ("pixels=2,threads=64", "block_m=64", "block_m=x,block_n=8,block_k=8", "", "warp=1"):
         with pytest.raises(UserError, match="is not a tile of family 'conv2d'"):
@@ -155,6 +172,17 @@ def test_samples_depend_on_their_seed_alone() -> None:
     assert space.sample(problem, 5, "a") == space.sample(problem, 5, "a")
     assert space.sample(problem, 5, "a") != space.sample(problem, 5, "b")
     assert all(space.illegal(problem, t) is None for t in space.sample(problem, 50, "c"))
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_120"])
+def test_a_convolution_of_float16_is_predicted_to_be_faster(target: str) -> None:
+    """Half the bytes and half the products of TF32, and the same start and end."""
+    half = dataclasses.replace(SHAPES[2], source_vector=8, dtype="float16")
+    times = []
+    for shape, precision in ((SHAPES[2], "tf32"), (half, "fp16")):
+        problem = Problem("conv2d", shape, TARGETS[target], precision)
+        times.append(space.predicted_us(problem, [space.default(problem)])[0])
+    assert times[1] < times[0] < 2 * times[1]
 
 
 def test_every_legal_tile_has_a_finite_prediction() -> None:
