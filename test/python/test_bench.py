@@ -109,7 +109,7 @@ def test_every_engine_that_is_installed_is_right(laid_out: Problem, name: str) -
     answer = runner.build()
     graph = graph_of(small_model.checkpoint())
     right, text = _Checker(graph, laid_out.image, laid_out.max_det)(
-        np.load(answer["rows"]), answer["precision"]
+        np.load(answer["rows"]), answer["precision"], each_layer=True
     )
     assert right, text
     assert len(runner.time(0.01)["samples"]["wall"]) >= 3
@@ -120,12 +120,12 @@ def test_wrong_detections_are_not_timed(laid_out: Problem) -> None:
     exact = exact_reference(graph, laid_out.image.transpose(0, 3, 1, 2), "fp32", max_det=20)
     checker = _Checker(graph, laid_out.image, 20)
     good = exact.rows.astype(np.float32)
-    assert checker(good, "fp32")[0]
+    assert checker(good, "fp32", each_layer=False)[0]
     for index, change in ((0, 0.5), (4, 0.01), (5, 1.0)):
         wrong = good.copy()
         wrong[0, 3, index] += change
-        assert not checker(wrong, "fp32")[0], index
-    assert not checker(good[:, :10], "fp32")[0]
+        assert not checker(wrong, "fp32", each_layer=True)[0], index
+    assert not checker(good[:, :10], "fp32", each_layer=False)[0]
 
 
 def test_an_engine_that_dies_is_reported(
@@ -148,14 +148,54 @@ def test_an_engine_that_dies_is_reported(
 
 
 def test_names_of_engines() -> None:
-    names = [c.name for c in candidates_named(["torch", "onnxruntime"], "cpu", "fp32")]
+    names = [c.name for c in candidates_named(["torch", "onnxruntime"], "cpu", ["fp32"])]
     assert names == [
         "torch-eager", "torchscript", "torch-compile", "torch-channels-last", "onnxruntime",
     ]  # fmt: skip
-    assert "tensorrt" not in [c.name for c in candidates_named(["all"], "cpu", "fp32")]
-    assert "tensorrt" in [c.name for c in candidates_named(["all"], "cuda", "tf32")]
+    assert "tensorrt" not in [c.name for c in candidates_named(["all"], "cpu", ["fp32"])]
+    assert "tensorrt" in [c.name for c in candidates_named(["all"], "cuda", ["tf32"])]
     with pytest.raises(UserError, match="unknown engine 'darknet'"):
-        candidates_named(["darknet"], "cpu", "fp32")
+        candidates_named(["darknet"], "cpu", ["fp32"])
+
+
+@pytest.mark.parametrize(
+    ("precisions", "expected"),
+    [
+        (("tf32", "fp32", "fp16"), ["torchscript", "torchscript fp16", "onnxruntime-cuda"]),
+        (("fp16",), ["torchscript fp16", "onnxruntime-cuda"]),
+        (("fp32",), ["torchscript", "onnxruntime-cuda"]),
+    ],
+)
+def test_engines_that_have_float16_are_timed_at_it(
+    precisions: tuple[str, ...], expected: list[str]
+) -> None:
+    """Beside the first precision, or instead of it when yolomlir has no other."""
+    found = candidates_named(["torchscript", "onnxruntime-cuda"], "cuda", precisions)
+    assert [c.title for c in found] == expected
+    other = precisions[0] if precisions[0] != "fp16" else "tf32"
+    assert [c.precision for c in found] == [
+        "fp16" if "fp16" in name else other for name in expected
+    ]
+
+
+def test_engines_that_round_every_layer_have_a_wider_tolerance(laid_out: Problem) -> None:
+    """Of float16; what fewer roundings explain is right there as well. No other precision's is."""
+    graph = graph_of(small_model.checkpoint())
+    image = laid_out.image.transpose(0, 3, 1, 2)
+    deviations = {
+        (precision, each): exact_reference(graph, image, precision, max_det=20, each_layer=each)
+        for precision in ("fp16", "tf32")
+        for each in (False, True)
+    }
+    fused, each = deviations["fp16", False], deviations["fp16", True]
+    assert 1.05 * fused.box_deviation < each.box_deviation < 3 * fused.box_deviation
+    assert 1.05 * fused.score_deviation < each.score_deviation < 3 * fused.score_deviation
+    assert deviations["tf32", False].box_deviation == deviations["tf32", True].box_deviation
+    rows = fused.rows.astype(np.float32)
+    rows[0, 0, 4] += 4 * (fused.score_deviation + each.score_deviation)
+    checker = _Checker(graph, laid_out.image, 20)
+    assert not checker(rows, "fp16", each_layer=False)[0]
+    assert checker(rows, "fp16", each_layer=True)[0]
 
 
 def test_statistics() -> None:

@@ -231,6 +231,7 @@ def test_roofs(found: Profile) -> None:
     bound = kernel.bytes / 4800e9, kernel.flops / 494e12
     assert kernel.roof_us(h200, "tf32") == pytest.approx(1e6 * max(bound))
     assert kernel.roof_us(h200, "fp32") >= kernel.roof_us(h200, "tf32")
+    assert kernel.roof_us(h200, "fp16") == pytest.approx(1e6 * max(bound[0], bound[1] / 2))
     assert kernel.roof_us(target_named("cpu"), "fp32") == 0.0
 
 

@@ -40,7 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Time a model beside other engines, each in a process of its own, on the same "
         "input, checked against a float64 reference, in interleaved rounds.",
     )
-    parser.add_argument("model", help="a .safetensors, .pt or .ylm file, or a name such as yolo26n")
+    parser.add_argument(
+        "model", help="a .safetensors, .pt or .ylm file, yolo26n or such, or seeded:n"
+    )
     parser.add_argument(
         "--against",
         nargs="+",
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--seconds {args.seconds}: expected more than 0 and at most 600")
     check_writable(args.json, args.markdown, args.plot, args.onnx)
     others = [] if args.against == ["none"] else args.against
-    candidates_named(others, "cpu", "fp32")  # unknown names are refused before the compile
+    candidates_named(others, "cpu", ["fp32"])  # unknown names are refused before the compile
     ours, graph, artifact = _ours(args)
     if args.onnx:
         _write_onnx(args.onnx, graph, artifact.info)
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     )
     with progress_bar() as progress:
         result = benchmark(
-            [*ours, *candidates_named(others, device, info.precision)],
+            [*ours, *candidates_named(others, device, [c.precision for c in ours])],
             problem,
             graph,
             _image(args.image, (info.height, info.width), info.batch),

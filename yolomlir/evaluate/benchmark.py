@@ -27,7 +27,7 @@ from yolomlir.evaluate.peers.base import COLUMNS, PEERS, Problem
 from yolomlir.evaluate.peers.ours import ARTIFACT
 from yolomlir.evaluate.peers.worker import OURS
 from yolomlir.evaluate.statistics import Statistics, summarize
-from yolomlir.evaluate.tolerance import DEVIATIONS, Reference, exact_reference
+from yolomlir.evaluate.tolerance import DEVIATIONS, HALF, Reference, exact_reference
 from yolomlir.runtime.artifact import Artifact
 
 _log = logging.getLogger(__name__)
@@ -124,17 +124,20 @@ class Candidate:
     def title(self) -> str:
         """Its name in tables."""
         if self.artifact is None:
-            return self.name
+            return f"{self.name} {HALF}" if self.precision == HALF else self.name
         return f"{OURS} {next(iter(self.artifact.programs))} {self.precision}"
 
 
 Progress = Callable[[str, int, int], None]
 
 
-def candidates_named(names: Sequence[str], device: str, precision: str) -> list[Candidate]:
+def candidates_named(
+    names: Sequence[str], device: str, precisions: Sequence[str]
+) -> list[Candidate]:
     """The engines of `--against`: names, groups (`torch`) or `all`, of those for the device.
 
-    Raises UserError for an unknown name.
+    precisions: those that yolomlir is timed at. An engine is timed at the first, and at float16 as
+    well where it is among them and the engine has it. Raises UserError for an unknown name.
     """
     chosen: list[str] = []
     for name in names:
@@ -149,7 +152,15 @@ def candidates_named(names: Sequence[str], device: str, precision: str) -> list[
             known = ", ".join(("all", "torch", *PEERS))
             raise UserError(f"unknown engine '{name}'", hint=f"one of: {known}")
         chosen += [n for n in found if n not in chosen]
-    return [Candidate(name, precision) for name in chosen]
+    others = [p for p in precisions if p != HALF] or ["tf32"]
+    candidates = []
+    for name in chosen:
+        half = HALF in precisions and PEERS[name].has_half
+        if not half or len(precisions) > 1:
+            candidates.append(Candidate(name, others[0]))
+        if half:
+            candidates.append(Candidate(name, HALF))
+    return candidates
 
 
 def benchmark(
@@ -215,15 +226,16 @@ class _Checker:
         self._graph = graph
         self._pixels = image.transpose(0, 3, 1, 2)
         self._max_det = max_det
-        self._references: dict[str, Reference] = {}
+        self._references: dict[tuple[str, bool], Reference] = {}
 
-    def __call__(self, rows: NDArray[Any], precision: str) -> tuple[bool, str]:
-        """The verdict and what it rests on."""
-        if precision not in self._references:
-            self._references[precision] = exact_reference(
-                self._graph, self._pixels, precision, max_det=self._max_det
+    def __call__(self, rows: NDArray[Any], precision: str, *, each_layer: bool) -> tuple[bool, str]:
+        """The verdict and what it rests on. each_layer: see `exact_reference`."""
+        key = precision, each_layer and precision == HALF
+        if key not in self._references:
+            self._references[key] = exact_reference(
+                self._graph, self._pixels, precision, max_det=self._max_det, each_layer=key[1]
             )
-        exact = self._references[precision]
+        exact = self._references[key]
         if rows.shape != exact.rows.shape:
             return False, f"rows have shape {rows.shape}; expected {exact.rows.shape}"
         box, score = DEVIATIONS * exact.box_deviation, DEVIATIONS * exact.score_deviation
@@ -308,7 +320,8 @@ def _start(candidate: Candidate, problem: Problem, checker: _Checker) -> _Engine
     if candidate.build_s is not None:
         result.build_s = candidate.build_s + answer["build_s"]
     result.notes = ", ".join(filter(None, (result.notes, candidate.notes)))
-    right, result.check = checker(np.load(answer["rows"]), result.precision)
+    rows = np.load(answer["rows"])
+    right, result.check = checker(rows, result.precision, each_layer=candidate.artifact is None)
     if not right:
         engine.fail("wrong", f"other detections than the reference: {result.check}")
     return engine

@@ -66,7 +66,7 @@ class KernelProfile:
         """The least time that the chip's peak rates allow; 0 where the target has none."""
         if not target.dram_gb_per_s:
             return 0.0
-        peak = target.tf32_tflops if precision == "tf32" else target.fp32_tflops
+        peak = target.peak_tflops(precision)
         return max(self.flops / peak / 1e6, self.bytes / target.dram_gb_per_s / 1e3)
 
 

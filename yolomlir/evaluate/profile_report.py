@@ -239,7 +239,7 @@ def roofline(found: Profile, path: str | os.PathLike[str]) -> None:
         )
     target = target_of(found)
     if target.dram_gb_per_s:
-        peak = 1e3 * (target.tf32_tflops if found.precision == "tf32" else target.fp32_tflops)
+        peak = 1e3 * target.peak_tflops(found.precision)
         low, high = 0.1, 1e3
         ridge = peak / target.dram_gb_per_s
         axes.plot(

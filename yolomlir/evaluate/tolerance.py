@@ -25,10 +25,11 @@ Precision `fp16` stores what it computes as float16, and weights as well. That i
 value, of unit roundoff u_p = 2^-11 and never less than half of float16's smallest step, 2^-25:
 (u_p y)²/3 + (2^-25)²/3. It is counted where it is made: for a layer's result, unless the one layer
 that reads it is the SiLU or the sum that its kernel computes on the accumulators, and not for the
-head's maps, which are float32. Products are then of exact factors but for the weights, and exact
-themselves in float32: u_p²/3 Σ (w x)² + (2^-25)²/3 Σ x². The first convolution rounds the image
-too, unless that is whole numbers; then its weights hold their factor 1/255, and their step is 255
-times as large. Both are allowed for. Attention's weights are rounded before they multiply v.
+head's maps, which are float32; other engines (`each_layer`) store every layer's. Products are then
+of exact factors but for the weights, and exact themselves in float32: u_p²/3 Σ (w x)² +
+(2^-25)²/3 Σ x². The first convolution rounds the image too, unless that is whole numbers; then its
+weights hold their factor 1/255, and their step is 255 times as large. Both are allowed for.
+Attention's weights are rounded before they multiply v.
 
 A tolerance is `DEVIATIONS` standard deviations: 5.5 would be left once in 30 networks of 10^7
 values if errors were independent and normal; what is left allows for those that are not.
@@ -61,6 +62,8 @@ FLOAT32 = 2.0**-24
 """Unit roundoff of float32, to nearest."""
 PRODUCTS = {"fp32": FLOAT32, "tf32": 2.0**-11, "fp16": 2.0**-11}
 """Unit roundoff of the factors of products, by precision."""
+HALF = "fp16"
+"""The precision at which tensors are stored as float16."""
 _HALF_STEP = 2.0**-25
 """Half of float16's smallest step: what rounding to it errs by near zero."""
 _COMPUTED = ("conv", "silu", "add", "attention")
@@ -84,13 +87,19 @@ class Reference:
 
 
 def exact_reference(
-    graph: Graph, image: NDArray[Any], precision: str, *, max_det: int = 300
+    graph: Graph,
+    image: NDArray[Any],
+    precision: str,
+    *,
+    max_det: int = 300,
+    each_layer: bool = False,
 ) -> Reference:
     """Run the network in float64 with its error analysis.
 
     image: [N, 3, H, W], uint8 (divided by 255) or floats in 0..1. precision: a key of `PRODUCTS`.
+    each_layer: whether a run at `fp16` rounds the result of every layer, the head's maps too.
     """
-    run = _Run(graph, precision, image)
+    run = _Run(graph, precision, image, each_layer=each_layer)
     for node in graph.nodes:
         run.step(node)
     deviations = {name: np.sqrt(v) for name, v in run.variances.items()}
@@ -141,10 +150,13 @@ def _slope(logits: Array) -> Array:
 
 
 class _Run:
-    def __init__(self, graph: Graph, precision: str, image: NDArray[Any]) -> None:
+    def __init__(
+        self, graph: Graph, precision: str, image: NDArray[Any], *, each_layer: bool = False
+    ) -> None:
         x = np.asarray(image, np.float64) / (_PIXELS if image.dtype == np.uint8 else 1)
         self.graph = graph
-        self.half = precision == "fp16"
+        self.half = precision == HALF
+        self.each_layer = each_layer
         self.factor_variance = PRODUCTS[precision] ** 2 / 3
         self.values: dict[str, Array] = {IMAGE: x}
         # 1/255 and the product by it, or the caller's own rounding of the pixels.
@@ -153,7 +165,7 @@ class _Run:
     def step(self, node: Node, *, stored: bool = False) -> None:
         """Compute a node; `stored` where it is in memory whatever reads it."""
         value, variance = _RULES[node.kind](self, node)
-        if self.half and (stored or not self._is_kept(node)) and self._is_half(node):
+        if self._is_half(node) and (stored or self.each_layer or not self._is_kept(node)):
             variance = variance + self.half_variance(value)
         self.values[node.name], self.variances[node.name] = value, variance
 
@@ -162,9 +174,10 @@ class _Run:
         return x**2 * self.factor_variance + step**2 / 3
 
     def _is_half(self, node: Node) -> bool:
-        """Whether a layer's result is rounded when it is stored."""
-        maps = (*self.graph.boxes, *self.graph.classes)
-        return node.kind in _COMPUTED and node.name not in maps
+        """Whether a layer's result is rounded to float16 when it is stored."""
+        if not self.half or node.kind not in _COMPUTED:
+            return False
+        return self.each_layer or node.name not in (*self.graph.boxes, *self.graph.classes)
 
     def _is_kept(self, node: Node) -> bool:
         """Whether the kernel that computes a layer computes the only one that reads it."""

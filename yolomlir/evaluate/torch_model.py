@@ -31,6 +31,13 @@ def build_torch(graph: Graph, *, height: int, width: int, max_det: int = 300) ->
     return fx.GraphModule(builder.root, builder.fx).eval().requires_grad_(False)
 
 
+def in_half(module: Any) -> Any:
+    """The module at float16 but for its detection; it takes and gives float32 as before."""
+    module.half()
+    module.detect.float()
+    return _Half(module)
+
+
 def run_layers(module: Any, image: Any) -> tuple[Any, dict[str, Any]]:
     """The module's result and every layer's value by its name, as numpy arrays."""
     values: dict[str, Any] = {}
@@ -105,6 +112,15 @@ class _Builder:
         return module
 
 
+class _Half(nn.Module):  # type: ignore[misc, unused-ignore]
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, images: Any) -> Any:
+        return self.module(images.half())
+
+
 class _Attention(nn.Module):  # type: ignore[misc, unused-ignore]
     """softmax(qᵀ k / sqrt(d)) over positions; qkv holds a head's q, k and v after the other."""
 
@@ -140,8 +156,8 @@ class _Detect(nn.Module):  # type: ignore[misc, unused-ignore]
 
     def forward(self, *maps: Any) -> Any:
         levels = len(STRIDES)
-        boxes = torch.cat([m.flatten(2) for m in maps[:levels]], 2)
-        logits = torch.cat([m.flatten(2) for m in maps[levels:]], 2)
+        boxes = torch.cat([m.float().flatten(2) for m in maps[:levels]], 2)
+        logits = torch.cat([m.float().flatten(2) for m in maps[levels:]], 2)
         corners = ((boxes * self.sign + self.centres) * self.strides).transpose(1, 2)
         scores = logits.sigmoid().transpose(1, 2)
         anchors = scores.amax(2).topk(self.max_det, 1).indices

@@ -26,7 +26,8 @@ part until everything is submitted; on the GPU the copy in, the network, the cop
 class Problem:
     """What every engine runs: network and input lie in `folder`, the sizes are here.
 
-    threads: of the CPU. device: `cpu` or `cuda`. precision: of products, `fp32` or `tf32`.
+    threads: of the CPU. device: `cpu` or `cuda`. precision: of products, `fp32` or `tf32`, or of
+    stored tensors too, `fp16`.
     """
 
     folder: str
@@ -103,7 +104,8 @@ class PeerKind:
     """An engine by name.
 
     modules: what must be importable. devices: where it can run. make: `module:function` that takes
-    a Problem and gives a Peer; options go to it too. group: names that stand for several.
+    a Problem and gives a Peer; options go to it too. group: names that stand for several. has_half:
+    whether it can be asked for float16.
     """
 
     name: str
@@ -112,6 +114,7 @@ class PeerKind:
     devices: tuple[str, ...]
     group: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+    has_half: bool = False
 
     def missing(self) -> str | None:
         """Why it cannot run here, or None."""
@@ -132,14 +135,22 @@ PEERS: dict[str, PeerKind] = {
     kind.name: kind
     for kind in (
         *(
-            PeerKind(name, f"{_HERE}.pytorch:make", ("torch",), devices, "torch", {"mode": mode})
+            PeerKind(
+                name, f"{_HERE}.pytorch:make", ("torch",), devices, "torch", {"mode": mode}, True
+            )
             for name, mode, devices in _TORCH
         ),
         PeerKind("onnxruntime", f"{_HERE}.onnx_runtime:make", ("onnx", "onnxruntime"), ("cpu",)),
         PeerKind(
             "onnxruntime-cuda", f"{_HERE}.onnx_runtime:make", ("onnx", "onnxruntime"), ("cuda",)
         ),
-        PeerKind("tensorrt", f"{_HERE}.tensor_rt:make", ("onnx", "tensorrt"), ("cuda",)),
+        PeerKind(
+            "tensorrt",
+            f"{_HERE}.tensor_rt:make",
+            ("onnx", "tensorrt"),
+            ("cuda",),
+            has_half=True,
+        ),
         PeerKind(
             "tensorrt-rtx",
             f"{_HERE}.tensor_rt:make",

@@ -35,7 +35,7 @@ def make(problem: Problem) -> CpuPeer:
 def _on_cuda(problem: Problem, options: Any) -> CpuPeer:
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         raise UserError("this onnxruntime has no CUDA", hint="pip install onnxruntime-gpu")
-    tf32 = "1" if problem.precision == "tf32" else "0"
+    tf32 = "0" if problem.precision == "fp32" else "1"
     providers = [("CUDAExecutionProvider", {**_CUDA, "use_tf32": tf32}), "CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(problem.onnx(), options, providers=providers)
     if "CUDAExecutionProvider" not in session.get_providers():
@@ -47,7 +47,8 @@ class _BoundPeer(CpuPeer):
     """Input and output stay bound to GPU memory; copies are timed apart."""
 
     def __init__(self, session: Any, problem: Problem) -> None:
-        super().__init__(self._once, precision=problem.precision)
+        precision = "fp32" if problem.precision == "fp32" else "tf32"  # the model is not float16
+        super().__init__(self._once, precision=precision)
         self._image = problem.float_image
         self._session = session
         value = onnxruntime.OrtValue.ortvalue_from_numpy

@@ -11,21 +11,26 @@ import numpy as np
 import torch
 
 from yolomlir.evaluate.peers.base import COLUMNS, Array, CpuPeer, Problem, timed
-from yolomlir.evaluate.torch_model import build_torch
+from yolomlir.evaluate.torch_model import build_torch, in_half
 
 _WARM_UP = 10
 
 
 def make(problem: Problem, mode: str) -> CpuPeer:
-    """The module in one of the modes `eager`, `script`, `compile`, `channels-last`."""
+    """The module in one of the modes `eager`, `script`, `compile`, `channels-last`.
+
+    At `fp16` everything but decoding and selection is float16, the copy in and out float32.
+    """
     torch.set_num_threads(problem.threads)
-    tf32 = problem.precision == "tf32"
+    tf32 = problem.precision != "fp32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
     module = build_torch(
         problem.graph, height=problem.height, width=problem.width, max_det=problem.max_det
     )
+    if problem.precision == "fp16":
+        module = in_half(module)
     image = torch.from_numpy(problem.float_image)
     on_cuda = problem.device == "cuda"
     if on_cuda:
@@ -39,7 +44,7 @@ def make(problem: Problem, mode: str) -> CpuPeer:
         warnings.simplefilter("ignore")
         function, notes = _prepared(module, mode, example, on_cuda)
     if not on_cuda:
-        return CpuPeer(lambda: _call(function, example).numpy(), notes=notes)
+        return CpuPeer(lambda: _call(function, example).numpy(), problem.precision, notes)
     return _CudaPeer(function, image, example, problem, notes)
 
 

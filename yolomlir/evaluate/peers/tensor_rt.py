@@ -19,7 +19,7 @@ _CAPTURE_THREAD_LOCAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD
 
 
 def make(problem: Problem, module: str = "tensorrt") -> TensorRtPeer:
-    """Build the engine with the builder's highest effort; TF32 as the problem says."""
+    """Build the engine with the builder's highest effort; TF32, float16 as the problem says."""
     return TensorRtPeer(problem, importlib.import_module(module))
 
 
@@ -36,19 +36,27 @@ def _engine(problem: Problem, rt: Any) -> Any:
     if hasattr(config, "builder_optimization_level"):
         config.builder_optimization_level = 5
     if hasattr(rt.BuilderFlag, "TF32"):
-        flag = config.set_flag if problem.precision == "tf32" else config.clear_flag
+        flag = config.clear_flag if problem.precision == "fp32" else config.set_flag
         flag(rt.BuilderFlag.TF32)
+    if problem.precision == "fp16" and _has_half(rt):
+        config.set_flag(rt.BuilderFlag.FP16)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise UserError("TensorRT cannot build an engine")
     return rt.Runtime(logger).deserialize_cuda_engine(plan)
 
 
+def _has_half(rt: Any) -> bool:
+    """Whether the builder may choose float16 of itself, layer by layer."""
+    return hasattr(rt.BuilderFlag, "FP16")
+
+
 class TensorRtPeer:
     """Pinned host memory to and from fixed GPU buffers; enqueued as a graph where it can be."""
 
     def __init__(self, problem: Problem, rt: Any) -> None:
-        self.precision = problem.precision
+        half = problem.precision == "fp16"
+        self.precision = "tf32" if half and not _has_half(rt) else problem.precision
         self._context = Context()
         self._context.make_current()
         self._engine = _engine(problem, rt)
