@@ -309,13 +309,25 @@ def network_case(problem: ConvProblem, *, silu: bool) -> Case:
         silu=silu,
         residual=bool(problem.epilogue.element),
         image=shape.source_vector == 0,
+        element=_ELEMENTS[shape.dtype],
+        result=_ELEMENTS[problem.parameters[-1].dtype],
     )  # fmt: skip
+
+
+_ELEMENTS = {"float32": "f32", "float16": "f16"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("chip", "precision"), [("sm_90", "tf32"), ("sm_120", "tf32"), ("sm_90", "fp32")]
+    ("chip", "precision"),
+    [
+        ("sm_90", "tf32"),
+        ("sm_120", "tf32"),
+        ("sm_90", "fp32"),
+        ("sm_90", "fp16"),
+        ("sm_120", "fp16"),
+    ],
 )
 def test_every_convolution_of_the_smallest_network(chip, precision):
     """With the tiles that the compiler chooses; a few blocks of each, the first and last too."""

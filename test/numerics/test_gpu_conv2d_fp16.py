@@ -141,6 +141,15 @@ def test_options_do_not_change_the_result(option):
     np.testing.assert_array_equal(plain, changed)
 
 
+@pytest.mark.parametrize("channels", [80, 76])
+@pytest.mark.parametrize("tile", [ConvTile(16, 80, 32, 1, 5), ConvTile(16, 16, 16)], ids=str)
+@pytest.mark.parametrize("inputs", [32, 36, 34, 35])
+def test_channels_in_the_order_of_four_a_lane(tile, channels, inputs):
+    """However many rows of weights the threads copy at once."""
+    assert tile.warp_n % 16 == 0
+    simulated(half(4, 5, ((inputs, 1),), channels, kernel=(1, 1), residual=True), tile)
+
+
 @pytest.mark.parametrize("tile", [TILE, dataclasses.replace(TILE, staged=True)])
 def test_the_head_stores_float32(tile):
     """What `detect` reads."""

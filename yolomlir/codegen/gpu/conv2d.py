@@ -112,7 +112,7 @@ class ConvKernel:
         self.store = OutputStore(k, self.problem, t, self.first_channel, main_bytes)
         self.weights = WeightLoader(
             t, self.shape, k.arguments[self.problem.weight].buffer, self.ring,
-            k.thread, self.first_channel,
+            k.thread, self.first_channel, paired=t.pairs(self.shape),
         )  # fmt: skip
         loader = InputLoader if self.shape.source_vector else ImageLoader
         self.inputs: Loader = loader(
@@ -260,15 +260,18 @@ class ConvKernel:
     # ---- epilogues ------------------------------------------------------------------------------
 
     def _direct_epilogue(self, accumulators: Fragments) -> None:
-        """Store from the registers: a lane has two neighbours of a row at a time."""
+        """Store from the registers: a lane has two neighbours of a row at a time, or four."""
         instructions.copy_wait(0)
         row = self.first_pixel + self.warp_row + self.lane // 4
-        column = self.warp_column + (self.lane % 4) * 2
+        together = 2 if self.tile.pairs(self.shape) else 1
+        column = self.warp_column + (self.lane % 4) * (2 * together)
         for i, fragments in enumerate(accumulators):
             for half in (0, 1):
                 pixel = row + (16 * i + 8 * half)
+                parts = [c[2 * half : 2 * half + 2] for c in fragments]
                 runs = [
-                    (column + 8 * j, c[2 * half : 2 * half + 2]) for j, c in enumerate(fragments)
+                    (column + 8 * j, [v for part in parts[j : j + together] for v in part])
+                    for j in range(0, len(parts), together)
                 ]
                 self.store.store_row(pixel, runs)
 

@@ -108,12 +108,25 @@ def copy_in(
     target.store(target_offset, select_float(live, value, zero_of(target.dtype)))
 
 
+def paired_channel(row: Int | int) -> Int:
+    """The channel that a row of the weights' tile holds so that lanes have four neighbours.
+
+    A lane has columns 2 t and 2 t + 1 of a fragment of 8 channels. Of the two fragments of rows
+    16 i to 16 i + 15 those are channels 16 i + 4 t and 4 t + 1, 4 t + 2 and 4 t + 3.
+    """
+    row = Int.of(row)
+    return row // 16 * 16 + row % 8 // 2 * 4 + row % 16 // 8 * 2 + row % 2
+
+
 class WeightLoader:
-    """Weights O x K, K contiguous. They are there from the start: no need to wait for them."""
+    """Weights O x K, K contiguous. They are there from the start: no need to wait for them.
+
+    paired: rows hold `paired_channel`s.
+    """
 
     def __init__(
         self, tile: ConvTile, shape: ConvShape, weights: Buffer, shared: Buffer,
-        thread: Int, first_channel: Int,
+        thread: Int, first_channel: Int, *, paired: bool = False,
     ) -> None:  # fmt: skip
         self._tile, self._shape = tile, shape
         self._weights, self._shared = weights, shared
@@ -122,7 +135,9 @@ class WeightLoader:
         self._slots = share_rows(
             thread, tile.threads, tile.block_n, tile.block_k, self._vector, shape.element
         )
-        first = first_channel + self._slots[0].row
+        row = self._slots[0].row
+        first = first_channel + (paired_channel(row) if paired else row)
+        self._shifts = self._paired_shifts() if paired else [Int.of(s.shift) for s in self._slots]
         self._first_channel = first
         self._row_offset = first * shape.k + self._column
 
@@ -133,16 +148,25 @@ class WeightLoader:
         inside = (k + self._column) < shape.k if tile.padded_k(shape) > shape.k else TRUE
         base = tile.block_m * tile.block_k
         start = self._row_offset + k
-        for slot in self._slots:
+        for slot, shift in zip(self._slots, self._shifts, strict=True):
             live = inside
             if shape.out_channels % tile.block_n:
-                live = live & ((self._first_channel + slot.shift) < shape.out_channels)
+                live = live & ((self._first_channel + shift) < shape.out_channels)
             with guard(slot.exists):
                 copy_in(
                     self._shared, stage + slot.target + base,
-                    self._weights, start + slot.shift * shape.k,
+                    self._weights, start + shift * shape.k,
                     self._vector, live=live,
                 )  # fmt: skip
+
+    def _paired_shifts(self) -> list[Int]:
+        """Of each slot's channel from the first one's. The order is one of a row's bits, so those
+        of a multiple of a power of two that is greater than the first row go their own way."""
+        step = self._tile.threads // (self._tile.block_k // self._vector)
+        if step % 16 == 0 or step & (step - 1) == 0:
+            return [paired_channel(slot.shift) for slot in self._slots]
+        first = paired_channel(self._slots[0].row)
+        return [paired_channel(slot.row) - first for slot in self._slots]
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,11 @@ class ConvTile:
         """Whether the result goes through shared memory."""
         return self.staged or self.warps_k > 1 or self.cluster_k > 1
 
+    def pairs(self, shape: ConvShape) -> bool:
+        """Whether a lane has four neighbouring channels of two fragments, so that its stores of
+        float16 have 8 bytes, not 4: the rows of the weights' tile are put in that order."""
+        return shape.element.packed == 2 and not self.is_staged and self.warp_n % 16 == 0
+
     def k_tiles(self, shape: ConvShape) -> int:
         """Steps over K of a block."""
         return -(-shape.k // (self.block_k * self.cluster_k))
