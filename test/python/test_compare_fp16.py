@@ -18,6 +18,7 @@ from yolomlir.bindings import ir
 from yolomlir.evaluate.compare import compare
 from yolomlir.evaluate.graph import Graph, graph_of
 from yolomlir.evaluate.subjects import ProgramSubject, Run
+from yolomlir.evaluate.tolerance import DEVIATIONS, exact_reference
 
 PLANTED = ("model.0.conv", "model.10.m.0.attn.pe.conv", "model.22.cv2.conv")
 
@@ -93,3 +94,20 @@ def test_a_wrong_weight_is_found(graph: Graph, image: np.ndarray, wrong: str) ->
     disagree = [layer.name for layer in found.layers if not layer.agrees]
     assert disagree == [found.culprit.name]
     assert found.culprit.name.startswith(wrong.rpartition(".")[0].removesuffix(".pe"))
+
+
+def test_torch_rounds_every_layer(graph: Graph, image: np.ndarray) -> None:
+    """PyTorch at float16 is within the tolerance of engines that store each layer's result."""
+    torch = pytest.importorskip("torch")
+    from yolomlir.evaluate.torch_model import build_torch, in_half, run_layers
+
+    module = in_half(build_torch(graph, height=HEIGHT, width=WIDTH, max_det=126))
+    pixels = image.transpose(0, 3, 1, 2)
+    floats = torch.from_numpy(np.ascontiguousarray(pixels, np.float32) / 255)
+    _, values = run_layers(module.module, floats.half())
+    exact = exact_reference(graph, pixels, "fp16", each_layer=True)
+    assert len(values) == len(graph.nodes)
+    for name, value in values.items():
+        ratio = np.abs(value.astype(np.float64) - exact.values[name]) / exact.deviations[name]
+        assert ratio.max() < DEVIATIONS, name
+    assert module(floats).dtype == torch.float32

@@ -35,7 +35,7 @@ def in_half(module: Any) -> Any:
     """The module at float16 but for its detection; it takes and gives float32 as before."""
     module.half()
     module.detect.float()
-    return _Half(module)
+    return _Half(module).eval()
 
 
 def run_layers(module: Any, image: Any) -> tuple[Any, dict[str, Any]]:
