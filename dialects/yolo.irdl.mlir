@@ -31,7 +31,8 @@ irdl.dialect @yolo {
     irdl.attributes { "scale" = %scale }
   }
 
-  // 2-D convolution (cross-correlation). padding: top, left, bottom, right.
+  // 2-D convolution (cross-correlation). padding: top, left, bottom, right. A float16 weight
+  // multiplies a float16 tensor (or the image); sums and bias are float32, the result either.
   irdl.operation @conv2d {
     %x = irdl.base "!builtin.tensor"
     %w = irdl.base "!builtin.tensor"

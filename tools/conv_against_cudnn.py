@@ -22,7 +22,7 @@ import numpy as np
 from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
-from yolomlir.compiler import CompileOptions, compile_checkpoint
+from yolomlir.compiler import PRECISIONS, CompileOptions, compile_checkpoint
 from yolomlir.diagnostics import UserError, YolomlirError
 from yolomlir.frontend.checkpoint import load_checkpoint
 from yolomlir.frontend.download import resolve_weights
@@ -104,7 +104,10 @@ def measure(program: Program, precision: str) -> list[Row]:
 
 
 def cudnn_us(shape: Convolution, precision: str) -> float:
-    """Microseconds of cuDNN's fastest algorithm, the better of NCHW and channels-last."""
+    """Microseconds of cuDNN's fastest algorithm, the better of NCHW and channels-last.
+
+    At `fp16` its input, weight and result are float16.
+    """
     try:
         import torch
     except ImportError as error:
@@ -114,9 +117,14 @@ def cudnn_us(shape: Convolution, precision: str) -> float:
     top, left, bottom, right = shape.padding
     if (top, left) != (bottom, right):
         raise UserError(f"padding {shape.padding} is not symmetric; cuDNN has no such convolution")
-    x = torch.randn(shape.batch, shape.channels, shape.height, shape.width, device="cuda")
     per_group = shape.channels // shape.groups
-    w = torch.randn(shape.out_channels, per_group, *shape.kernel, device="cuda")
+    x, w = (
+        torch.randn(size, device="cuda", dtype=torch.half if precision == "fp16" else torch.float)
+        for size in (
+            (shape.batch, shape.channels, shape.height, shape.width),
+            (shape.out_channels, per_group, *shape.kernel),
+        )
+    )
     times = []
     for layout in (torch.contiguous_format, torch.channels_last):
         a, b = x.to(memory_format=layout), w.to(memory_format=layout)
@@ -169,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command line; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("weights", help="a checkpoint, or seeded:n for untrained weights")
-    parser.add_argument("--precision", choices=("tf32", "fp32"), default="tf32")
+    parser.add_argument("--precision", choices=PRECISIONS["gpu"], default="tf32")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
     args = parser.parse_args(argv)
     try:

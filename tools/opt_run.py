@@ -269,10 +269,10 @@ def load_weights(text: str | None, module: ir.Module) -> WeightStore:
 
 
 def random_weights(module: ir.Module, seed: int) -> WeightStore:
-    """Standard normal float32 values for every `yolo.weight`, scaled by 1/sqrt(fan-in).
+    """Standard normal values for every `yolo.weight`, scaled by 1/sqrt(fan-in), as it states them.
 
-    A value depends on the seed and the weight's name alone. What some batch norm uses as variance
-    is made positive.
+    A value depends on the seed and the weight's name alone, but for its rounding. What some batch
+    norm uses as variance is made positive.
     """
     tensors: dict[str, Array] = {}
     for op in yolo.ops_in(module, "yolo.weight"):
@@ -285,7 +285,8 @@ def random_weights(module: ir.Module, seed: int) -> WeightStore:
             values /= np.sqrt(np.prod(logical[1:]))
         if _is_variance(op):
             values = 0.5 + np.abs(values)
-        tensors[name] = values.astype(np.float32)
+        half = yolo.element_of(op.results[0]) == "f16"
+        tensors[name] = values.astype(np.float16 if half else np.float32)
     return WeightStore(tensors)
 
 
@@ -304,7 +305,8 @@ def list_passes() -> str:
         first = (inspect.getdoc(cls) or "").splitlines()[0]
         lines.append(f"  --{name:<28} {first}")
     lines.append("Pipelines:")
+    options = "level=0|1|2|3 precision=fp32|tf32|fp16"
     for name, kind in PIPELINES.items():
-        lines.append(f"  --{name:<28} the graph pipeline of a {kind} target; level=0|1|2|3")
+        lines.append(f"  --{name:<28} the graph pipeline of a {kind} target; {options}")
     lines.append("Every pass of upstream MLIR works as well, by its name there.")
     return "\n".join(lines) + "\n"

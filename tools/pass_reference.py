@@ -80,6 +80,11 @@ def _pipelines() -> str:
             text = pipeline_for(kind, level).removeprefix("builtin.module(").removesuffix(")")
             lines += ["", f"`{flag}{{level={level}}}`:", "", "```"]
             lines += [*split_pipeline(text), "```"]
+    lines += [
+        "",
+        "`precision=fp16` adds `yolo-narrow-activations` before dispatches are formed, and",
+    ]
+    lines.append("asks for channels in multiples of 8, which are 16 bytes then.")
     return "\n".join(lines) + "\n"
 
 

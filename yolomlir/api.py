@@ -301,11 +301,12 @@ def compile(
 
     weights: a `.safetensors` or `.pt` file, a checkpoint in memory, or a compiled `.ylm`, which is
     only loaded. target: `native` (the GPU here, else the CPU), `cpu`, or a GPU such as `sm_120`.
-    precision: None takes the target's default. imgsz: a side, or height and width, in pixels,
-    multiples of 32 (default: 640). max_det: most rows an image (300). input_dtype: `uint8` or
-    `float32`. level: optimisation, 0 to 3; None takes what was measured to be fastest, else 2.
-    cache: keep the artifact on disk, and take it from there the next time. Raises UserError for a
-    file or option it cannot compile, and for an option that a `.ylm` was not compiled with.
+    precision: `fp32`, `tf32`, or `fp16`, which stores tensors and weights in 16 bits as well (GPU
+    only); None takes the target's default. imgsz: a side, or height and width, in pixels, multiples
+    of 32 (default: 640). max_det: most rows an image (300). input_dtype: `uint8` or `float32`.
+    level: optimisation, 0 to 3; None takes what was measured to be fastest, else 2. cache: keep
+    the artifact on disk, and take it from there the next time. Raises UserError for a file or
+    option it cannot compile, and for an option that a `.ylm` was not compiled with.
     """
     size = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
     if not isinstance(weights, Checkpoint) and Path(weights).suffix == SUFFIX:

@@ -70,7 +70,7 @@ class CompileOptions:
         if precision == "fp16" and target.kind == "cpu":
             raise UnsupportedError(
                 f"precision 'fp16' needs a GPU; the target is {target.name}",
-                hint="--precision fp32, or the target of a GPU, such as --target sm_90",
+                hint="use fp32 on the CPU, or the target of a GPU, such as sm_90",
             )
         if precision not in known:
             raise UserError(

@@ -38,8 +38,10 @@ def image(n: int, c: int, h: int, w: int, element: ir.Type | None = None) -> ir.
     return ir.RankedTensorType.get([n, c, h, w], element or ir.F32Type.get(), Layout.NHWC.attribute)
 
 
-def filters(o: int, i: int, kh: int, kw: int, layout: Layout) -> ir.Type:
-    return ir.RankedTensorType.get([o, i, kh, kw], ir.F32Type.get(), layout.attribute)
+def filters(
+    o: int, i: int, kh: int, kw: int, layout: Layout, element: ir.Type | None = None
+) -> ir.Type:
+    return ir.RankedTensorType.get([o, i, kh, kw], element or ir.F32Type.get(), layout.attribute)
 
 
 def vector(c: int) -> ir.Type:

@@ -55,6 +55,7 @@ def run(
     name: str,
     inputs: Sequence[np.ndarray],
     results: Sequence[tuple[int, ...]],
+    dtype: type[np.floating] = np.float32,
 ) -> list[np.ndarray]:
     """Call `name` of a copy of `module` on contiguous arrays; `results` are its results' shapes."""
     with module.context, ir.Location.unknown():
@@ -69,7 +70,7 @@ def run(
         _write_out_copies(copy)
         passmanager.PassManager.parse(_LOWER).run(copy.operation)
         engine = execution_engine.ExecutionEngine(copy, opt_level=2)
-        outputs = [np.full(shape, np.nan, np.float32) for shape in results]
+        outputs = [np.full(shape, np.nan, dtype) for shape in results]
         arrays = [*(np.ascontiguousarray(a) for a in inputs), *outputs]
         descriptors = [_descriptor(a) for a in arrays]
         pointers = [ctypes.pointer(d) for d in descriptors]

@@ -2,6 +2,8 @@
 // RUN: yolomlir-opt %s --yolo-pipeline-cpu | FileCheck %s --check-prefixes=CHECK,CPU
 // RUN: yolomlir-opt %s --yolo-pipeline-gpu=level=1 --target=sm_90 \
 // RUN:   | FileCheck %s --check-prefixes=CHECK,GPU
+// RUN: yolomlir-opt %s --yolo-pipeline-gpu='level=1 precision=fp16' --target=sm_90 \
+// RUN:   --weights=random:1 --yolo-lower-to-linalg | FileCheck %s --check-prefix=HALF
 // RUN: yolomlir-opt %s --yolo-pipeline-cpu=level=0 --dump-pass-pipeline -o %t.1 2> %t.text
 // RUN: %python -c "import sys; print('// configuration: --pass-pipeline=' + open(sys.argv[1]).read())" %t.text > %t.mlir
 // RUN: cat %s >> %t.mlir
@@ -17,6 +19,10 @@
 // CHECK: %[[Y:.*]] = call @conv2d_{{.*}}silu{{.*}}(%arg0, %{{.*}}, %{{.*}}) {yolo.dispatch
 // CHECK-NEXT: return %[[Y]]
 // CHECK: func.func private @conv2d_{{.*}} attributes {yolo.family = "conv2d"
+
+// HALF: yolo.precision = "fp16"
+// HALF: "yolo.weight"() {{.*}}name = "w:bn:scale:ohwi:f16"} : () -> tensor<16x3x3x3xf16>
+// HALF: func.func private @conv2d_{{.*}}tensor<1x16x16x3xi8>{{.*}}tensor<16x3x3x3xf16>, %{{.*}}: tensor<16xf32>) -> tensor<1x8x8x16xf32>
 !image = tensor<1x3x16x16xui8, #yolo.layout<"nhwc">>
 !x = tensor<1x3x16x16xf32, #yolo.layout<"nhwc">>
 !c = tensor<1x3x16x16xf32>

@@ -157,7 +157,7 @@ def test_optimized_ir_is_parsed_again() -> None:
 def test_the_cpu_refuses() -> None:
     with pytest.raises(UnsupportedError, match="'fp16' needs a GPU; the target is cpu") as e:
         CompileOptions(target="cpu", precision="fp16").resolved()
-    assert "--precision fp32" in str(e.value)
+    assert "use fp32 on the CPU" in str(e.value)
     with yolo.new_context(), ir.Location.unknown():
         module, context = optimized("fp16")
         plan = build_plan(module)

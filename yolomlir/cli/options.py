@@ -61,7 +61,8 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         choices=("fp32", "tf32", "fp16"),
-        help="arithmetic of products (default: tf32 on a GPU, fp32 on the CPU)",
+        help="arithmetic of products; fp16 stores tensors and weights in 16 bits as well, GPU only "
+        "(default: tf32 on a GPU, fp32 on the CPU)",
     )
     parser.add_argument(
         "--max-det", type=whole, metavar="N", help="most detections an image (default: 300)"

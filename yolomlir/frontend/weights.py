@@ -37,8 +37,8 @@ class WeightStore:
     def derive(self, name: str, sources: Sequence[str], function: Callable[..., Array]) -> None:
         """Define `name` as `function(*tensors of sources)`; defining a name again replaces it.
 
-        `function` gets and returns arrays in physical order, float32 unless it says otherwise; it
-        should compute in float64 and round once.
+        `function` gets and returns arrays in physical order, float32 unless the op's type says
+        otherwise; it should compute in float64 and round once.
         """
         self._tensors[name] = np.ascontiguousarray(function(*(self[s] for s in sources)))
 

@@ -38,8 +38,8 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 class ModelInfo:
     """What the model is, whatever it is compiled for.
 
-    names: class names by index. precision: `fp32` or `tf32`. input_dtype: `uint8` (N, H, W, 3, RGB)
-    or `float32` (N, H, W, 3, RGB in 0..1).
+    names: class names by index. precision: `fp32`, `tf32` or `fp16`. input_dtype: `uint8` (N, H, W,
+    3, RGB) or `float32` (N, H, W, 3, RGB in 0..1).
     """
 
     scale: str

@@ -2,8 +2,8 @@
 
 The compiler makes a plan from the lowest `yolo` level (`yolomlir.codegen.build_plan`), an artifact
 stores it as JSON, and the CPU and CUDA runtimes execute it. Addresses: an activation is an NHWC
-view of the arena; element (n, h, w, c) of a view lies `offset_bytes + 4 * (((n * H + h) * W + w) *
-pitch + c)` bytes from the arena's start (times the element size where it is not 4).
+view of the arena; element (n, h, w, c) of a view lies `offset_bytes + size * (((n * H + h) * W + w)
+* pitch + c)` bytes from the arena's start, `size` being an element's of its `dtype`.
 """
 
 from __future__ import annotations
