@@ -73,6 +73,18 @@ class Model:
             return np.empty((0, self.info.max_det, 6), np.float32)
         return np.concatenate(rows)
 
+    def input_buffer(self) -> NDArray[Any]:
+        """A new array for a batch of images, [N, H, W, 3] of the model's type, to be filled again
+        and again, by a camera for example, and given to the model.
+
+        Of a model on a GPU it lies in page-locked memory: the GPU fetches it without another copy
+        on the way. It is freed with the last reference to it and may outlive the model.
+        """
+        if isinstance(self._executor, DeviceExecutor):
+            return self._executor.input_buffer()
+        info = self.info
+        return np.zeros((info.batch, info.height, info.width, 3), info.input_dtype)
+
     def trace(self, batch: Any) -> Iterator[tuple[Step, list[NDArray[Any]]]]:
         """One inference of up to `info.batch` images, kernel by kernel, for debugging.
 

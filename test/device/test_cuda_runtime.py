@@ -93,6 +93,24 @@ def test_replays_are_bitwise_equal(model: yolomlir.Model) -> None:
     assert all(np.array_equal(first, model(image)) for _ in range(1000))
 
 
+def test_input_buffers(checkpoint: Checkpoint) -> None:
+    """They give the rows of any other array, may outlive the model, and are freed at the end."""
+    image = pictures(1, 640, 640, 3)
+    with yolomlir.compile(checkpoint) as model:
+        expected = model(image)
+        buffer = model.input_buffer()
+        assert buffer.shape == (1, 640, 640, 3)
+        assert buffer.dtype == np.uint8
+        assert not buffer.any()
+        buffer[...] = image
+        assert np.array_equal(model(buffer), expected)
+        assert np.array_equal(model(buffer[:, :, ::-1]), model(image[:, :, ::-1].copy()))
+        page = buffer[0, :8]
+        del buffer
+        assert np.array_equal(page, image[0, :8])
+    assert np.array_equal(page, image[0, :8])
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_any_number_of_images(checkpoint: Checkpoint, count: int) -> None:
     images = pictures(count, 96, 128)

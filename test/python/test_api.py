@@ -73,6 +73,15 @@ def test_other_arrays_are_refused(model, shape, dtype) -> None:
         model(np.zeros(shape, dtype))
 
 
+def test_an_input_buffer_is_an_array_like_any_other(model) -> None:
+    buffer = model.input_buffer()
+    assert buffer.shape == (1, SIDE, SIDE, 3)
+    assert buffer.dtype == np.uint8
+    buffer[...] = np.random.default_rng(0).integers(0, 256, buffer.shape)
+    assert np.array_equal(model(buffer), model(buffer.copy()))
+    assert model.input_buffer() is not buffer
+
+
 def test_threads_get_their_own_rows(model) -> None:
     batch = images(8, seed=3)
     expected = model(batch)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from yolomlir.diagnostics import UserError
+from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.runtime.artifact import Program
 from yolomlir.runtime.cuda_driver import (
     Context,
@@ -24,6 +24,7 @@ from yolomlir.runtime.cuda_driver import (
     driver,
     load_function,
     load_module,
+    page_locked_array,
 )
 from yolomlir.runtime.cuda_events import EventGraph, chain_us
 from yolomlir.runtime.cuda_graph import KernelGraph, Launch
@@ -110,7 +111,7 @@ class CudaExecutor:
         self._arena = self._allocate(self._plan.arena_bytes, "activations")
         self._weights = self._upload_weights(program)
         self._launches = [self._launch(step, program) for step in self._plan.steps]
-        for name, view in {**self._plan.inputs, **self._plan.outputs}.items():
+        for name, view in self._plan.outputs.items():
             self._pinned[name] = PinnedArray(_physical(view), view.dtype)
         self._input_address = {n: self._address(v) for n, v in self._plan.inputs.items()}
         self._readers = {name: self._readers_of(view) for name, view in self._plan.inputs.items()}
@@ -226,22 +227,31 @@ class CudaExecutor:
         with self._lock:
             self._require_open()
             self._context.make_current()
+            inputs = self._checked(inputs)
             self._copy_in(inputs)
             self._enqueue(self._stream)
             self._copy_out()
             self._wait(self._stream)
             return {name: self._pinned[name].array.copy() for name in self._plan.outputs}
 
+    def input_buffer(self) -> NDArray[Any]:
+        """A new array for the input in page-locked memory, which goes to the GPU as it is."""
+        with self._lock:
+            self._require_open()
+            view = next(iter(self._plan.inputs.values()))
+            return page_locked_array(_physical(view), view.dtype)
+
     def run_parts(self, inputs: dict[str, NDArray[Any]]) -> dict[str, float]:
         """One inference like `run` with events around its parts: milliseconds by part.
 
         `enqueue` is the host's time until everything is submitted; `h2d`, `gpu` and `d2h` are times
-        on the GPU; `h2d` has waiting in it where the host prepares a piece of the input more slowly
-        than it is fetched. The events themselves cost some microseconds of the wall clock's time.
+        on the GPU; `h2d` has waiting in it where the driver stages pageable memory. The events
+        themselves cost some microseconds of the wall clock's time.
         """
         with self._lock:
             self._require_open()
             self._context.make_current()
+            inputs = self._checked(inputs)
             while len(self._events) < 4:
                 self._events.append(call(driver.cuEventCreate, 0))
             parts: tuple[Callable[[], None], ...] = (
@@ -270,7 +280,7 @@ class CudaExecutor:
         with self._lock:
             self._require_open()
             self._context.make_current()
-            self._copy_in(inputs)
+            self._copy_in(self._checked(inputs))
             graph = EventGraph(self._launches)
             try:
                 return np.stack([graph.run(self._stream) for _ in range(count)])
@@ -287,15 +297,31 @@ class CudaExecutor:
             self._context.make_current()
             return chain_us(self._launches[index], self._stream, length, replays)
 
-    def _copy_in(self, inputs: dict[str, NDArray[Any]]) -> None:
-        """Submit the inputs' way through pinned memory to the arena.
+    def _checked(self, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The inputs, dense. Raises InternalError for another shape or type than the plan's."""
+        dense = {}
+        for name, view in self._plan.inputs.items():
+            data = inputs[name]
+            if data.shape != _physical(view) or data.dtype != np.dtype(view.dtype):
+                raise InternalError(
+                    f"the input '{name}' is {data.dtype}{list(data.shape)}; "
+                    f"expected {view.dtype}{list(_physical(view))}"
+                )
+            dense[name] = np.ascontiguousarray(data)
+        return dense
 
-        In pieces: the GPU fetches one while the host puts the next into pinned memory.
+    def _copy_in(self, inputs: dict[str, NDArray[Any]]) -> None:
+        """Submit the inputs' way to the arena; they must stay until the stream has been waited for.
+
+        The driver fetches page-locked memory as it is, and stages other memory faster than a copy
+        into page-locked memory of our own would.
         """
         for name, view in self._plan.inputs.items():
             address = self._address(view)
             self._point_input(name, address)
-            self._pinned[name].send(inputs[name], address, self._stream)
+            data = inputs[name]
+            target = driver.CUdeviceptr(address)
+            call(driver.cuMemcpyHtoDAsync, target, data.ctypes.data, data.nbytes, self._stream)
 
     def _copy_out(self) -> None:
         """Submit the outputs' way to pinned memory."""
@@ -340,9 +366,8 @@ class CudaExecutor:
         with self._lock:
             self._require_open()
             self._context.make_current()
-            for name, view in self._plan.inputs.items():
-                self._point_input(name, self._address(view))
-                self._arena.upload(np.ascontiguousarray(inputs[name]), view.offset_bytes)
+            self._copy_in(self._checked(inputs))
+            self._wait(self._stream)
             for step, launch in zip(self._plan.steps, self._launches, strict=True):
                 launch.enqueue(self._stream)
                 call(driver.cuStreamSynchronize, self._stream, where=step.layer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.runtime.device import CudaDevice, cuda_device
-from yolomlir.runtime.window import pieces
 
 try:
     from cuda.bindings import driver as driver
@@ -20,10 +20,6 @@ except ImportError as error:
     raise UserError(
         "the CUDA bindings are not installed", hint="pip install 'yolomlir[cuda]'"
     ) from error
-
-
-_PIECE_BYTES = 320 << 10
-"""Of an input on its way through pinned memory: YOLO26's 640x640 picture in four."""
 
 
 class CudaError(InternalError):
@@ -63,11 +59,11 @@ class Context:
     def __init__(self) -> None:
         self.device = require_device()
         self._device = call(driver.cuDeviceGet, 0)
-        self._context = call(driver.cuDevicePrimaryCtxRetain, self._device)
+        self.handle = call(driver.cuDevicePrimaryCtxRetain, self._device)
 
     def make_current(self) -> None:
         """Bind the context to the calling thread."""
-        call(driver.cuCtxSetCurrent, self._context)
+        call(driver.cuCtxSetCurrent, self.handle)
 
     def release(self) -> None:
         """Give up this reference to the primary context."""
@@ -109,27 +105,34 @@ class PinnedArray:
     def __init__(self, shape: Sequence[int], dtype: str) -> None:
         size_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         self.address = int(call(driver.cuMemHostAlloc, size_bytes, 0))
-        buffer = (ctypes.c_byte * size_bytes).from_address(self.address)
-        self.array: NDArray[Any] = np.frombuffer(memoryview(buffer), dtype).reshape(tuple(shape))
-
-    def send(self, data: NDArray[Any], address: int, stream: Any) -> None:
-        """Submit the copy of an array of this shape and type to an address on the GPU.
-
-        It goes through this memory in pieces of the first axes: while the GPU fetches one, the host
-        copies the next. The last transfer from this memory must have ended.
-        """
-        for index in pieces(self.array.shape, self.array.itemsize, _PIECE_BYTES):
-            piece = self.array[index]
-            np.copyto(piece, data[index], casting="no")
-            place = piece.ctypes.data
-            target = driver.CUdeviceptr(address + place - self.address)
-            call(driver.cuMemcpyHtoDAsync, target, place, piece.nbytes, stream)
+        self.buffer = (ctypes.c_byte * size_bytes).from_address(self.address)
+        view = np.frombuffer(memoryview(self.buffer), dtype)
+        self.array: NDArray[Any] = view.reshape(tuple(shape))
 
     def free(self) -> None:
         """Free it; the array must not be used again."""
         if self.address:
             call(driver.cuMemFreeHost, self.address)
             self.address = 0
+
+
+def page_locked_array(shape: Sequence[int], dtype: str) -> NDArray[Any]:
+    """A zeroed array in page-locked memory, which is freed with the last array that looks at it."""
+    context = Context()
+    context.make_current()
+    pinned = PinnedArray(shape, dtype)
+    pinned.array[...] = 0
+    # Not at exit: the driver may be gone by then, and the memory goes with the process.
+    weakref.finalize(pinned.buffer, _free_page_locked, context, pinned.address).atexit = False
+    return pinned.array
+
+
+def _free_page_locked(context: Context, address: int) -> None:
+    """Wherever the garbage collector happens to run: that thread keeps its own context."""
+    call(driver.cuCtxPushCurrent, context.handle)
+    call(driver.cuMemFreeHost, address)
+    call(driver.cuCtxPopCurrent)
+    context.release()
 
 
 def load_module(cubin: bytes | None, ptx: bytes | None, device: CudaDevice, where: str) -> Any:

@@ -29,6 +29,9 @@ class Executor(Protocol):
 class DeviceExecutor(Executor, Protocol):
     """An executor that also takes and gives arrays in GPU memory."""
 
+    def input_buffer(self) -> NDArray[Any]:
+        """A new array for the input in memory that the GPU fetches without another copy."""
+
     def run_device(self, image: Any, *, stream: int | None = None) -> Any:
         """One inference on the caller's stream; the result lies in GPU memory."""
 

@@ -1,9 +1,7 @@
-"""A tensor of a plan as a numpy array over the memory that it lies in, and pieces of one."""
+"""A tensor of a plan as a numpy array over the memory that it lies in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -28,24 +26,6 @@ def logical_window(memory: NDArray[np.uint8], view: View, base_bytes: int = 0) -
     place = memory[begin : begin + span_bytes(view)]
     window = np.ndarray(shape, view.dtype, buffer=place.data, strides=strides)
     return np.moveaxis(window, -1, 1) if len(shape) == 4 else window
-
-
-def pieces(
-    shape: Sequence[int], item_bytes: int, most_bytes: int
-) -> Iterator[tuple[EllipsisType | int | slice, ...]]:
-    """Indices of contiguous pieces that make up a dense array, in its order.
-
-    A piece has at most `most_bytes`, or is one element of the last axis.
-    """
-    inner = int(np.prod(shape[1:], dtype=np.int64)) * item_bytes
-    if not shape or inner * shape[0] <= most_bytes:
-        yield (...,)
-    elif inner > most_bytes:
-        for first in range(shape[0]):
-            yield from ((first, *rest) for rest in pieces(shape[1:], item_bytes, most_bytes))
-    else:
-        count = most_bytes // inner
-        yield from ((slice(first, first + count),) for first in range(0, shape[0], count))
 
 
 def _strided(view: View) -> tuple[tuple[int, ...], tuple[int, ...], int]:
