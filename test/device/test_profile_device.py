@@ -73,7 +73,7 @@ def test_the_profile_command(artifact: Artifact, tmp_path: Path) -> None:
     assert data["kernels"]
 
 
-@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 @pytest.mark.parametrize("against", ["reference", "cpu"])
 def test_every_layer_is_within_tolerance(
     checkpoint_file: str, precision: str, against: str, capsys: pytest.CaptureFixture[str]

@@ -18,11 +18,14 @@ from yolomlir.arena_interpreter import ORDERS, Arena, run_plan
 from yolomlir.bindings import ir
 from yolomlir.codegen.build_plan import build_plan
 from yolomlir.codegen.cpu.program import compile_cpu_program
-from yolomlir.compiler import CompileOptions, emit
+from yolomlir.compiler import CompileOptions, compile_checkpoint, recompile
 from yolomlir.diagnostics import UnsupportedError, UserError
+from yolomlir.evaluate.graph import graph_of
+from yolomlir.evaluate.program_graph import graph_of_program
 from yolomlir.frontend.yolo26 import import_model
 from yolomlir.interpreter import interpret
 from yolomlir.pipeline import LEVELS, Pipeline, optimize, pipeline_for
+from yolomlir.runtime.artifact import Artifact
 from yolomlir.target import target_named
 
 quick = settings(
@@ -144,14 +147,39 @@ def test_the_plan_of_the_network() -> None:
     assert all((s.layer, r.shape) in written for s in half.steps for r in s.results)
 
 
-def test_optimized_ir_is_parsed_again() -> None:
-    """As an artifact's is, to compile for another GPU."""
-    options = CompileOptions(target="sm_90", precision="fp16", height=64, width=64, level=0)
-    text = emit(small_model.checkpoint(), options, "optimized")
-    with yolo.new_context():
-        module = ir.Module.parse(text)
-        yolo.verify(module)
-        assert build_plan(module).metadata["precision"] == "fp16"
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The small model compiled for sm_90, as read from a file."""
+    options = CompileOptions(target="sm_90", precision="fp16", height=64, width=64)
+    path = tmp_path_factory.mktemp("fp16") / "model.ylm"
+    compile_checkpoint(small_model.checkpoint(), options).save(path)
+    return Artifact.load(path)
+
+
+def test_the_artifact(artifact: Artifact) -> None:
+    """Weights of convolutions as float16, exactly the checkpoint's rounded once; biases float32."""
+    assert artifact.info.precision == "fp16"
+    program = artifact.programs["sm_90"]
+    assert program.metadata["precision"] == program.plan.metadata["precision"] == "fp16"
+    kinds = {(w.ndim, str(w.dtype)) for w in program.weights.values()}
+    assert kinds == {(4, "float16"), (1, "float32")}
+    exact = graph_of(small_model.checkpoint())
+    for name, (weight, bias) in graph_of_program(program, artifact.info).weights.items():
+        wide, other = (a.astype(np.float64) for a in exact.weights[name])
+        step = STEP / 2 * (255 if name == "model.0.conv" else 1)
+        error = 1.001 * np.maximum(HALF * np.abs(wide), step)  # the checkpoint's are rounded, too
+        assert (np.abs(weight - wide) <= error).all(), name
+        np.testing.assert_allclose(bias, other, rtol=1e-6, atol=1e-30)
+
+
+def test_another_gpu_from_the_artifact(artifact: Artifact) -> None:
+    again = recompile(artifact, "sm_120").programs["sm_120"]
+    first = artifact.programs["sm_90"]
+    assert again.metadata["precision"] == "fp16"
+    assert again.plan == first.plan
+    for name, tensor in first.weights.items():
+        assert again.weights[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(again.weights[name], tensor)
 
 
 def test_the_cpu_refuses() -> None:
