@@ -190,7 +190,7 @@ class FusePointwise(Pass):
         except UnsupportedError as error:
             return error.message
         sizes = zip(work.stages[1:], shape.later, strict=True)
-        streamed = sum(4 * stage.n * k for stage, (k, _) in sizes)
+        streamed = sum(shape.element.bytes * stage.n * k for stage, (k, _) in sizes)
         if streamed > 1024 * self.max_weight_kib:
             return f"a block would stream {streamed // 1024} KiB; at most {self.max_weight_kib}"
         return None
@@ -276,9 +276,10 @@ class _Graph:
         """Whether a dispatch can be a chain's first stage: no image; of one group, or depthwise."""
         names = [op.name for op in operations(self.body(call))[:-1]]
         known = all(name in (*_ABSORBED, "yolo.upsample") for name in names)
-        types = [ir.RankedTensorType(v.type).element_type for v in call.operands]
-        floats = all(isinstance(type_, ir.F32Type) for type_ in types)
         conv = self.convolution(call)
+        multiplied = ir.RankedTensorType(conv.operands[1].type).element_type
+        types = [ir.RankedTensorType(v.type).element_type for v in self.sources(call)]
+        floats = all(type_ == multiplied for type_ in types)
         depthwise = family_of(call, self.table) == naming.DEPTHWISE
         by_tap = depthwise and Layout.of(conv.operands[1].type) is Layout.HWIO
         return known and floats and (by_tap or yolo.integer(conv, "groups") == 1)

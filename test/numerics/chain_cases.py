@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from conv_cases import round_to_tf32
-from gpu_dispatches import activation, lowered, weight
+from gpu_dispatches import activation, halved, lowered, stored_half, weight
 
 from yolomlir.bindings import ir
 
@@ -201,10 +201,13 @@ def _first_input(case: ChainCase, text: ChainText) -> tuple[str, str]:
     return joined, joined_type
 
 
-def chain_module(case: ChainCase) -> tuple[ir.Module, list[tuple[str, int, int]]]:
-    """The module of a case's function at the linalg level, and what its arguments are."""
+def chain_module(
+    case: ChainCase, *, half: bool = False
+) -> tuple[ir.Module, list[tuple[str, int, int]]]:
+    """The module of a case's function at the linalg level, and what its arguments are. half: with
+    activations and weights of float16."""
     text, roles = chain_text(case)
-    return lowered(text), roles
+    return lowered(halved(text) if half else text), roles
 
 
 def random_operands(
@@ -261,10 +264,12 @@ def expected_results(
     side: 2^-11 of its size besides its own bound. Depthwise products are of float32. Each of the K
     / 8 tensor-core steps, partial sums and the bias round by at most 2^-23 of the sum of
     magnitudes; fp32 leaves 3 x 2^-22 of each product. SiLU's slope is at most 1.1; its own error is
-    2^-21 of its argument.
+    2^-21 of its argument. fp16: operands are float16 already, a tensor-core step has 16 of K, and
+    every stage's result is rounded to float16, for whoever reads it.
     """
     given = dict(zip(roles, operands, strict=True))
-    exact = precision == "fp32"
+    exact, half = precision == "fp32", precision == "fp16"
+    handing_on = 0.0 if exact or half else TF32_ROUNDING
     done: list[tuple[np.ndarray, np.ndarray]] = []
     for index, link in enumerate(case.links):
         w, bias = given["weight", index, 0], given["bias", index, 0].astype(np.float64)
@@ -284,7 +289,7 @@ def expected_results(
             span = slice(part.offset, part.offset + part.channels)
             value, error = (a[..., span] for a in done[part.stage])
             values.append(value)
-            errors.append(error + (0.0 if exact else TF32_ROUNDING) * (np.abs(value) + error))
+            errors.append(error + handing_on * (np.abs(value) + error))
         x, off = np.concatenate(values, 3), np.concatenate(errors, 3)
         stride = case.stride if index == 0 else 1
         if depthwise:  # as a dense convolution of which each channel reads one
@@ -292,7 +297,7 @@ def expected_results(
         value = convolve(x, w, stride) + bias
         magnitude = convolve(np.abs(x) + off, np.abs(w), stride) + np.abs(bias)
         k = 8 * case.kernel**2 if depthwise else w[0].size
-        steps = -(-k // 8) * (3 if exact else 1) + partial_sums + 2
+        steps = -(-k // (16 if half else 8)) * (3 if exact else 1) + partial_sums + 2
         tolerance = convolve(off, np.abs(w), stride)
         tolerance += magnitude * (steps * 2.0**-23 + (3 * 2.0**-22 if exact else 0.0))
         if link.silu:
@@ -303,5 +308,6 @@ def expected_results(
         elif link.add is not None:
             other, error = done[int(link.add)]
             value, tolerance = value + other, tolerance + error
-        done.append((value, tolerance + np.abs(value) * 2.0**-23))
+        tolerance = tolerance + np.abs(value) * 2.0**-23
+        done.append((value, stored_half(value, tolerance) if half else tolerance))
     return [done[i] for i in case.results]

@@ -54,7 +54,7 @@ def context():
 def spread(x: np.ndarray, extra: int) -> tuple[np.ndarray, int]:
     """A dense N x H x W x C array as a flat one of a larger pitch, and that pitch."""
     pitch = x.shape[-1] + extra
-    wide = np.full((*x.shape[:-1], pitch), np.nan, np.float32)
+    wide = np.full((*x.shape[:-1], pitch), np.nan, x.dtype)
     wide[..., : x.shape[-1]] = x
     return wide.reshape(-1), pitch
 
@@ -71,7 +71,8 @@ def run(
     rounded: bool = False,
 ) -> tuple[list[np.ndarray], SimulationReport]:
     """Simulate a case and check what it computed; the results and the report."""
-    module, roles = chain_module(case)
+    half = precision == "fp16"
+    module, roles = chain_module(case, half=half)
     function = module.body.operations[0]
     chip = target_named(target)
     problem = match_chain(function.operation, precision=precision)
@@ -81,6 +82,8 @@ def run(
     operands = random_operands(case, roles, seed)
     flat: list[Any] = []
     parameters = kernel.launch.parameters
+    pairs = zip(operands, parameters, strict=False)
+    operands = [operand.astype(parameter.dtype) for operand, parameter in pairs]
     for operand, parameter in zip(operands, parameters, strict=False):
         if parameter.role == ACTIVATION:
             flat += spread(operand, extra)
@@ -89,7 +92,8 @@ def run(
     outputs, places = {}, []
     for index in case.results:
         shape = (case.batch, *case.out_size, case.links[index].out)
-        y, pitch = spread(np.full(shape, np.nan, np.float32), extra)
+        dtype = np.float16 if half else np.float32
+        y, pitch = spread(np.full(shape, np.nan, dtype), extra)
         mask = np.zeros((*shape[:-1], pitch), bool)
         mask[..., : shape[-1]] = True
         outputs[len(flat)] = mask.reshape(-1)
@@ -97,6 +101,7 @@ def run(
         flat += [y, pitch]
     report = simulate(kernel.module, kernel.launch, flat, seed=seed, blocks=blocks, outputs=outputs)
     slices = max(stage.warps_k for stage in plan(tile, shape_of(problem)).stages)
+    operands = [operand.astype(np.float32) for operand in operands]
     wanted = expected_results(case, roles, operands, precision, slices + 4)
     results = []
     for (place, shape, channels), (value, tolerance) in zip(places, wanted, strict=True):
@@ -125,9 +130,9 @@ TWO = ChainCase(5, 7, 24, PAIR)
     ],
     ids=str,
 )
-@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 def test_two_stages(tile, precision):
-    run(TWO, tile, precision)
+    run(TWO, tile, precision, extra=8 if precision == "fp16" else 4)
 
 
 CASES = [
@@ -179,16 +184,19 @@ CLUSTERED = (0, 1, 2, 4, 6)
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 def test_forms(case):
     run(case, ChainTile(16, 1, 4, 2, 3))
+    run(case, ChainTile(16, 1, 4, 2, 3), "fp16", extra=8)
 
 
 @pytest.mark.parametrize("case", [CASES[i] for i in CLUSTERED], ids=CLUSTERED)
 def test_forms_of_a_cluster(case):
     run(case, ChainTile(16, 2, 4, 2, 3))
+    run(case, ChainTile(16, 2, 4, 2, 3), "fp16", extra=8)
 
 
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
-def test_forms_with_the_default_tile(case):
-    run(case, extra=8)
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_forms_with_the_default_tile(case, precision):
+    run(case, precision=precision, extra=8)
 
 
 @pytest.mark.parametrize("index", [2, 5, 8])
@@ -202,12 +210,14 @@ def test_a_depthwise_stage_divided_among_blocks():
     case = ChainCase(6, 7, 32, links, kernel=3, depthwise=True, stored=(0,))
     run(case, ChainTile(16, 2, 4, 2, 3))
     run(case, ChainTile(32, 2, 8, 1, 2), precision="fp32")
+    run(case, ChainTile(16, 2, 4, 2, 3), "fp16", extra=8)
 
 
 def test_a_larger_cluster_and_many_slices():
     case = ChainCase(3, 6, 64, (Link(64), Link(64, (Part(64, 0),), add=0)), stored=(0,))
     run(case, ChainTile(16, 8, 8, 4, 2))
     run(case, ChainTile(16, 4, 16, 16, 2))
+    run(case, ChainTile(16, 4, 16, 16, 2), "fp16", extra=8)
 
 
 @pytest.mark.parametrize(("extra", "bytes_"), [(2, 8), (1, 4)])
@@ -219,6 +229,16 @@ def test_rows_less_aligned_than_their_channels(extra, bytes_):
         attributes=f", yolo.alignments = array<i64: {', '.join(map(str, stated))}>",
     )  # fmt: skip
     run(case, extra=extra)
+
+
+@pytest.mark.parametrize("extra", [4, 2, 1])
+def test_float16_rows_less_aligned_than_their_channels(extra):
+    stated = [0 if i in (1, 2, 4, 5) else 2 * extra for i in range(9)]
+    case = ChainCase(
+        4, 4, 8, (Link(8), Link(8, (Part(8), Part(8, 0)), add="argument")), stored=(0,),
+        attributes=f", yolo.alignments = array<i64: {', '.join(map(str, stated))}>",
+    )  # fmt: skip
+    run(case, precision="fp16", extra=extra)
 
 
 def test_results_rounded_for_their_readers():
@@ -323,7 +343,7 @@ def test_other_forms_are_refused():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 @pytest.mark.parametrize("chip", ["sm_90", "sm_120"])
 @pytest.mark.parametrize("scale", ["n", "s"])
 def test_every_chain_assembles(scale, chip, precision):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from chain_cases import TF32_ROUNDING, convolve
 from conv_cases import round_to_tf32
-from gpu_dispatches import assert_close
+from gpu_dispatches import assert_close, stored_half
 from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
@@ -53,7 +53,8 @@ def read(problem: ChainProblem, index: int, operands: list[np.ndarray], done: li
             continue
         span = slice(piece.offset, piece.offset + piece.channels)
         value, error = (a[..., span] for a in done[piece.stage])
-        parts.append((value, error + TF32_ROUNDING * (np.abs(value) + error)))
+        rounding = TF32_ROUNDING if problem.first.shape.dtype == "float32" else 0.0
+        parts.append((value, error + rounding * (np.abs(value) + error)))
     return tuple(np.concatenate([p[i] for p in parts], 3) for i in (0, 1))
 
 
@@ -63,7 +64,7 @@ def compute(stage: Stage, x: Bounded, w: np.ndarray, operands: list[np.ndarray],
     stride = stage.shape.stride_h
     value = convolve(x[0], w, stride) + bias
     magnitude = convolve(np.abs(x[0]) + x[1], np.abs(w), stride) + np.abs(bias)
-    steps = stage.shape.k // 8 + sums + 12
+    steps = stage.shape.k // stage.shape.element.k_step + sums + 12
     error = convolve(x[1], np.abs(w), stride) + magnitude * steps * 2.0**-23
     if "math.exp" in str(stage.epilogue.generic):
         error = 1.1 * error + np.abs(value) * 2.0**-21
@@ -83,41 +84,50 @@ def evaluate(problem: ChainProblem, operands: list[np.ndarray], sums: int) -> li
             taps = w.reshape(*w.shape[:2], -1)
             w = np.eye(taps.shape[2])[:, None, None, :] * taps
         x = read(problem, index, operands, done)
-        done.append(compute(stage, x, w, operands, done, sums))
+        value, error = compute(stage, x, w, operands, done, sums)
+        stored = None if stage.result is None else problem.parameters[stage.result].dtype
+        if (stored or stage.shape.dtype) == "float16":
+            error = stored_half(value, error)
+        done.append((value, error))
     return done
 
 
-def random_operands(function: ir.Operation, kernel: Kernel) -> list[np.ndarray]:
+def random_operands(
+    function: ir.Operation, kernel: Kernel, problem: ChainProblem
+) -> list[np.ndarray]:
     """Physical arrays for the arguments; weights as the program packs them."""
+    by_tap = problem.stages[0].weight if problem.depthwise else -1
     rng = np.random.default_rng(0)
     found = []
     arguments = function.regions[0].blocks[0].arguments
-    for argument, parameter in zip(arguments, kernel.launch.parameters, strict=False):
+    pairs = zip(arguments, kernel.launch.parameters, strict=False)
+    for number, (argument, parameter) in enumerate(pairs):
         x = rng.standard_normal(ir.RankedTensorType(argument.type).shape).astype(np.float32)
         if parameter.role != ACTIVATION and x.ndim == 4:
-            x /= np.float32(np.sqrt(x[0].size if parameter.tf32 else x[..., 0].size))
-        found.append(round_to_tf32(x) if parameter.tf32 else x)
+            x /= np.float32(np.sqrt(x[..., 0].size if number == by_tap else x[0].size))
+        found.append((round_to_tf32(x) if parameter.tf32 else x).astype(parameter.dtype))
     return found
 
 
-def best_window(shape: ChainShape, target: Target) -> ChainTile | None:
+def best_window(shape: ChainShape, target: Target, precision: str) -> ChainTile | None:
     """The tile of the least estimate that loads a window; None where there is none."""
-    tiles = [tile for tile in tile_space(shape, target, "tf32") if tile.rows]
-    return min(tiles, key=lambda t: estimate_us(t, shape, target, "tf32"), default=None)
+    tiles = [tile for tile in tile_space(shape, target, precision) if tile.rows]
+    return min(tiles, key=lambda t: estimate_us(t, shape, target, precision), default=None)
 
 
-def check(view: Any, name: str, chip: str, *, windows: bool) -> bool:
+def check(view: Any, name: str, chip: str, precision: str, *, windows: bool) -> bool:
     """Simulate some blocks of one chain and compare what they wrote; whether it has such a tile."""
     function, target = view.operation, target_named(chip)
-    problem = match_chain(function, precision="tf32")
+    problem = match_chain(function, precision=precision)
     shape = shape_of(problem)
-    tile = best_window(shape, target) if windows else default_tile(shape, target, "tf32")
+    choose = best_window if windows else default_tile
+    tile = choose(shape, target, precision)
     if tile is None:
         return False
     function.attributes["yolo.tile"] = to_attribute(tile)
     work = plan(tile, shape)
-    kernel = generate_kernel(view, target, precision="tf32")
-    operands = random_operands(function, kernel)
+    kernel = generate_kernel(view, target, precision=precision)
+    operands = random_operands(function, kernel, problem)
     flat: list[Any] = []
     for operand, parameter in zip(operands, kernel.launch.parameters, strict=False):
         flat.append(operand.reshape(-1))
@@ -125,12 +135,13 @@ def check(view: Any, name: str, chip: str, *, windows: bool) -> bool:
     places = {}
     stored = [(s.result, i) for i, s in enumerate(problem.stages) if s.result is not None]
     first = problem.first.shape
-    for _, index in sorted(stored):
+    for result, index in sorted(stored):
         channels = problem.stages[index].shape.out_channels
         size = first.batch * first.out_h * first.out_w * channels
         places[len(flat)] = index, channels
-        flat += [np.full(size, np.nan, np.float32), channels]
+        flat += [np.full(size, np.nan, problem.parameters[result].dtype), channels]
     report = simulate(kernel.module, kernel.launch, flat, blocks=2, outputs=list(places))
+    operands = [operand.astype(np.float32) for operand in operands]
     wanted = evaluate(problem, operands, max(stage.warps_k for stage in work.stages))
     for place, (index, channels) in places.items():
         written = report.written[place].reshape(-1, channels)
@@ -145,15 +156,17 @@ def check(view: Any, name: str, chip: str, *, windows: bool) -> bool:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chip", ["sm_90", "sm_120"])
 @pytest.mark.parametrize("windows", [False, True], ids=["default", "window"])
-def test_every_chain_in_the_simulator(chip, windows):
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_every_chain_in_the_simulator(chip, windows, precision):
     shapes = network.parameters(network.SCALES["n"], 80, fused=True)
     weights = {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
-    options = CompileOptions(target=chip, precision="tf32", level=3)
+    options = CompileOptions(target=chip, precision=precision, level=3)
     checked = 0
     with yolo.new_context(), ir.Location.unknown():
         module = ir.Module.parse(emit(Checkpoint(weights), options, "linalg"))
         for view in module.body.operations:
             op = view.operation
             if "yolo.family" in op.attributes and yolo.string(op, "yolo.family") == "chain":
-                checked += check(view, yolo.string(op, "sym_name"), chip, windows=windows)
+                name = yolo.string(op, "sym_name")
+                checked += check(view, name, chip, precision, windows=windows)
     assert checked >= (15 if windows else 20)

@@ -46,6 +46,7 @@ TILES = [
 @pytest.mark.parametrize("case", [DOWN, BLOCK], ids=["down", "block"])
 def test_forms(case, tile):
     run(case, tile)
+    run(case, tile, "fp16", extra=8)
 
 
 MORE = [
@@ -74,6 +75,13 @@ def test_more_forms(case):
     run(case, ChainTile(64, 1, 8, 2, 2, rows=4))
 
 
+@pytest.mark.parametrize("case", [c for c in MORE if c.channels % 8 == 0], ids=str)
+def test_more_forms_of_float16(case):
+    """Whose pixels are whole chunks of 8 channels."""
+    run(case, ChainTile(16, 1, 4, 8, 4, rows=4), "fp16", extra=8)
+    run(case, ChainTile(64, 1, 8, 2, 2, rows=4), "fp16", extra=8)
+
+
 @pytest.mark.parametrize("case", [DOWN, BLOCK, MORE[0]], ids=["down", "block", "narrow"])
 def test_float32(case):
     run(case, ChainTile(32, 1, 8, 1, 2, rows=4), precision="fp32", extra=0)
@@ -96,6 +104,7 @@ DEPTHWISE = [
 def test_depthwise(case):
     run(case, ChainTile(16, 1, 4, 2, 3, rows=4))
     run(case, ChainTile(64, 1, 8, 8, 12, rows=8), precision="fp32", extra=8)
+    run(case, ChainTile(32, 1, 4, 2, 3, rows=4), precision="fp16", extra=8)
 
 
 def test_depthwise_divided_among_blocks():
@@ -107,11 +116,12 @@ def test_depthwise_divided_among_blocks():
 # ---- layout and tiles ---------------------------------------------------------------------------
 
 
-def layout(channels: int, columns: int, stride: int, kernel: int) -> Window:
+def layout(channels: int, columns: int, stride: int, kernel: int, dtype: str = "float32") -> Window:
     size = 16 * stride
     shape = ConvShape(
-        1, size, 32 * stride, channels, 16, 32, 8, kernel, kernel, stride, stride, 1, 1
-    )
+        1, size, 32 * stride, channels, 16, 32, 8, kernel, kernel, stride, stride, 1, 1,
+        dtype=dtype,
+    )  # fmt: skip
     return window_of(shape, 4, columns, channels, padded=True)
 
 
@@ -120,9 +130,10 @@ def layout(channels: int, columns: int, stride: int, kernel: int) -> Window:
 @pytest.mark.parametrize("channels", [4, 8, 16, 24, 64])
 def test_a_matrix_meets_every_bank_once(channels, columns, stride):
     """Also where its eight pixels are of two rows, and at every tap: it only shifts them."""
-    window = layout(channels, columns, stride, 3)
-    for first in range(0, 4 * columns, 8):
-        assert len({window.pixel(first + i) // 4 % 8 for i in range(8)}) == 8
+    for chunk, dtype in ((4, "float32"), (8, "float16")):
+        window = layout(channels, columns, stride, 3, dtype)
+        for first in range(0, 4 * columns, 8):
+            assert len({window.pixel(first + i) // chunk % 8 for i in range(8)}) == 8
 
 
 @pytest.mark.parametrize("kernel", [2, 3, 5])
@@ -144,8 +155,9 @@ def test_taps_lie_where_the_columns_do(columns, stride, kernel):
 
 @pytest.mark.parametrize("case", [DOWN, MORE[5]], ids=["stride 2", "stride 1"])
 @pytest.mark.parametrize("tile", [TILES[0], TILES[3]], ids=str)
-def test_fragments_are_read_without_bank_conflicts(case, tile):
-    _, report = run(case, tile, extra=0)
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_fragments_are_read_without_bank_conflicts(case, tile, precision):
+    _, report = run(case, tile, precision, extra=0)
     assert report.operations["nvgpu.ldmatrix"] > 0
     assert not [b for b in report.bank_conflicts if "ldmatrix" in b.op]
 

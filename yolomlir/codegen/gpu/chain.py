@@ -80,6 +80,7 @@ class ChainKernel:
         vectors = tuple(len(stage.epilogue.channel) for stage in problem.stages)
         self.problem = problem
         self.plan: ChainPlan = plan(tile, shape_of(problem), vectors)
+        self.element = problem.first.shape.element
         self.overlap = target.programmatic_launch
         self.exact = precision == "fp32"
         cluster = f"array<i32: 1, {tile.cluster_n}, 1>"
@@ -115,18 +116,23 @@ class ChainKernel:
         self.pixels = PixelMap(p, k.block_x)
         self.rank = k.block_y if p.tile.cluster_n > 1 else Int.of(0)
         self.lane, self.warp = k.thread % 32, k.thread // 32
-        end = 4 * p.slots * p.slot
-        self.ring = k.shared("float32", p.slots * p.slot)
-        self.scratch = k.shared("float32", p.scratch, offset_bytes=end)
-        end += 4 * p.scratch
+        bytes_, dtype = self.element.bytes, self.element.name
+        end = bytes_ * p.slots * p.slot
+        self.ring = k.shared(dtype, p.slots * p.slot)
+        staged = k.shared("float32", p.scratch_bytes // 4, offset_bytes=end)
+        self.scratch = staged
+        if self.element is not FLOAT32:  # the same memory for a window
+            self.scratch = k.shared(dtype, p.scratch_bytes // bytes_, offset_bytes=end)
+        end += p.scratch_bytes
         inputs: list[Buffer | None] = [None]
         for size in p.inputs:
-            inputs.append(k.shared("float32", size, offset_bytes=end))
-            end += 4 * size
+            inputs.append(k.shared(dtype, size, offset_bytes=end))
+            end += bytes_ * size
         self.inputs = inputs
         self.store = ChainStore(
-            k, self.problem, p, self.scratch, inputs, self.pixels, self.rank, end, exact=self.exact
-        )
+            k, self.problem, p, staged, self.scratch, inputs, self.pixels, self.rank, end,
+            exact=self.exact,
+        )  # fmt: skip
         self.weights = {
             i: WeightLoader(
                 p.loader_tile(i), stage.shape, k.arguments[stage.weight].buffer, self.ring,
@@ -148,7 +154,7 @@ class ChainKernel:
                 p.loader_tile(0), self.problem.first, k.arguments, self.ring, k.thread,
                 self.pixels.first_pixel,
             )  # fmt: skip
-        self.rounds_window = not (
+        self.rounds_window = self.element is FLOAT32 and not (
             self.problem.depthwise or self.exact or self.store.rounded(0, 0, 0)
         )
         self.order = [(i, s) for i, stage in enumerate(p.stages) for s in range(stage.steps)]
@@ -311,13 +317,13 @@ class _Warps:
         A chunk's number and the row's permutation are combined by exclusive or. Where a slice
         begins at a multiple of a power of two, the product's part of the number can be, too.
         """
-        block_k = self._stage.block_k
-        permutation = (row // max(1, 32 // block_k)) % min(block_k // FLOAT32.chunk, 8)
+        block_k, size = self._stage.block_k, self._kernel.element.chunk
+        chunks = block_k // size
+        permutation = (row // max(1, 8 // chunks)) % min(chunks, 8)
         first = self._slice * (2 * count) + half if self._stage.warps_k > 1 else half
         if self._stage.warps_k == 1 or count & (count - 1) == 0:
-            size = FLOAT32.chunk
             return row * block_k + (((first ^ permutation) * size) ^ (2 * product * size))
-        return row * block_k + ((first + 2 * product) ^ permutation) * FLOAT32.chunk
+        return row * block_k + ((first + 2 * product) ^ permutation) * size
 
     def _load_a(
         self, index: int, within: int, slot: int, product: int, count: int
@@ -325,6 +331,7 @@ class _Warps:
         kernel, stage, lane = self._kernel, self._stage, self._kernel.lane
         row, half = lane % 16, lane // 16
         buffer = kernel.inputs[index]
+        k_step, size = kernel.element.k_step, kernel.element.chunk
         first = within * stage.block_k
         if self._reader is not None:
             return self._load_window(self._reader, first, product, count)
@@ -335,17 +342,18 @@ class _Warps:
         else:
             length = kernel.plan.row(index)
             step = 16 * length
-            offset = (self._row + row) * length + half * FLOAT32.chunk + (first + 8 * product)
+            offset = (self._row + row) * length + half * size + (first + k_step * product)
             if stage.warps_k > 1:
-                offset = offset + self._slice * (8 * count)
-        rounded = kernel.store.rounded(index, first, first + 8 * stage.products(within))
+                offset = offset + self._slice * (k_step * count)
+        rounded = kernel.store.rounded(index, first, first + k_step * stage.products(within))
         return self._fragments(buffer, [offset + i * step for i in range(self.rows)], rounded)
 
     def _load_window(
         self, reader: WindowReader, first: int, product: int, count: int
     ) -> list[Operand]:
         kernel = self._kernel
-        firsts = [first + 8 * (s * count + product) for s in range(self._stage.warps_k)]
+        k_step = kernel.element.k_step
+        firsts = [first + k_step * (s * count + product) for s in range(self._stage.warps_k)]
         offset = reader.offset(firsts)
         offsets = [offset + reader.fragment(i) for i in range(self.rows)]
         rounded = kernel.rounds_window or kernel.store.rounded(0, 0, 0)
@@ -355,6 +363,7 @@ class _Warps:
         return [
             products.split(
                 instructions.load_matrices(buffer, offset, 4),
+                self._kernel.element,
                 exact=self._kernel.exact,
                 rounded=rounded,
             )
@@ -375,7 +384,7 @@ class _Warps:
             last = start + self._place_in_ring(lane % 8, half, product, count)
             last = last + (self.columns - 1) * 8 * block_k
             loaded.append(instructions.load_matrices(kernel.ring, last, 2))
-        return [products.split(v, exact=kernel.exact, rounded=True) for v in loaded]
+        return [products.split(v, kernel.element, exact=kernel.exact, rounded=True) for v in loaded]
 
 
 __all__ = [

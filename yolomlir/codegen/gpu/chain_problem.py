@@ -10,19 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from yolomlir.bindings import ir
-from yolomlir.codegen.gpu.builder import ELEMENT_BYTES
 from yolomlir.codegen.gpu.conv_problem import (
     ROOT,
     ConvProblem,
     ConvShape,
     Source,
     match_conv_input,
-    widest,
+    natural_alignment,
+    vector_of,
 )
 from yolomlir.codegen.gpu.epilogue import Epilogue, match_epilogue_generic
 from yolomlir.codegen.gpu.kernel import ACTIVATION, WEIGHT, Parameter
 from yolomlir.codegen.gpu.linalg_match import (
     argument_number,
+    dtype_of,
     made_by,
     pair,
     refuse,
@@ -85,9 +86,8 @@ class ChainProblem:
         return self.first.shape.pixels
 
     def vector(self, number: int, channels: int) -> int:
-        """Elements (4, 2, 1) that one access of an activation of so many channels may have."""
-        bytes_ = ELEMENT_BYTES[self.parameters[number].dtype]
-        return min(widest(channels), self.parameters[number].alignment_bytes // bytes_)
+        """Elements that one access (16 bytes or less) of so many channels of one may have."""
+        return vector_of(self.parameters[number], channels)
 
 
 def match_chain(function: ir.Operation, *, precision: str) -> ChainProblem:
@@ -144,9 +144,10 @@ def _depthwise_input(
     geometry = ConvShape(
         batch, height, width, channels, out_h, out_w, channels, kernel_h, kernel_w,
         *pair(root, "strides"), top, left, *pair(root, "dilations"),
-        source_vector=min(widest(channels), parameters[source].alignment_bytes // 4),
+        source_vector=vector_of(parameters[source], channels), dtype=dtype_of(value),
     )  # fmt: skip
-    return (Source(source, height, width, 0, channels),), geometry, weight
+    read = Source(source, height, width, 0, channels, dtype=geometry.dtype)
+    return (read,), geometry, weight
 
 
 def _epilogue(root: ir.Operation, stages: Mapping[ir.Value, int]) -> tuple[ir.Value, Epilogue]:
@@ -180,7 +181,12 @@ def _stage(
     if not pointwise or shape(value) != (first.batch, first.out_h, first.out_w, channels):
         refuse(root, "has a later stage that is no 1x1 convolution of stride 1")
     size = (first.out_h, first.out_w)
-    geometry = ConvShape(first.batch, *size, channels, *size, out_channels, 1, 1)
+    if dtype_of(weight) != first.dtype:
+        refuse(root, f"multiplies {dtype_of(weight)} after {first.dtype}")
+    geometry = ConvShape(
+        first.batch, *size, channels, *size, out_channels, 1, 1,
+        source_vector=first.element.chunk, dtype=first.dtype,
+    )  # fmt: skip
     pieces = _pieces(root, value, stages, parameters, rounded)
     return Stage(geometry, number, epilogue, pieces, result)
 
@@ -201,8 +207,7 @@ def _pieces(
         channels = shape(operand)[3]
         number = argument_number(operand)
         if number is not None:
-            bytes_ = parameters[number].alignment_bytes
-            vector = min(widest(channels), widest(first), bytes_ // 4)
+            vector = vector_of(parameters[number], channels, first)
             piece = Piece(first, channels, number, vector=vector, rounded=number in rounded)
         else:
             stage, offset = _part_of_stage(root, operand, stages)
@@ -251,13 +256,11 @@ def _parameters(
     parameters = []
     values = [*block.arguments, *block.operations[-1].operation.operands]
     for number, value in enumerate(values):
+        dtype = dtype_of(value)
         if number in weights or number in vectors:
-            tf32 = precision == "tf32" and number in weights - plain
-            parameters.append(Parameter(WEIGHT, "float32", 16, tf32))
+            tf32 = precision != "fp32" and dtype == "float32" and number in weights - plain
+            parameters.append(Parameter(WEIGHT, dtype, 16, tf32))
             continue
-        element = ir.RankedTensorType(value.type).element_type
-        dtype = "float32" if isinstance(element, ir.F32Type) else "uint8"
-        natural = widest(shape(value)[-1]) * 4 if dtype == "float32" else 1
         stated = alignments[number] if number < len(alignments) else 0
-        parameters.append(Parameter(ACTIVATION, dtype, stated or natural))
+        parameters.append(Parameter(ACTIVATION, dtype, stated or natural_alignment(value)))
     return tuple(parameters)

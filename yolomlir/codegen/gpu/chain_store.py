@@ -22,13 +22,16 @@ from yolomlir.codegen.gpu.builder import (
     guard,
     select,
     select_float,
+    widen,
+    zero_of,
 )
 from yolomlir.codegen.gpu.chain_pixels import PixelMap
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Piece
 from yolomlir.codegen.gpu.chain_tile import ChainPlan, StagePlan
 from yolomlir.codegen.gpu.chain_window import Window
-from yolomlir.codegen.gpu.conv2d_load import pixel_at
+from yolomlir.codegen.gpu.conv2d_load import copy_in, pixel_at
 from yolomlir.codegen.gpu.conv_problem import widest
+from yolomlir.codegen.gpu.element import FLOAT32
 from yolomlir.codegen.gpu.linalg_match import refuse
 
 RUN = 4
@@ -53,6 +56,7 @@ class ChainStore:
         problem: ChainProblem,
         plan: ChainPlan,
         staged: Buffer,
+        window: Buffer,
         inputs: Sequence[Buffer | None],
         pixels: PixelMap,
         rank: Int,
@@ -61,7 +65,8 @@ class ChainStore:
         exact: bool,
     ) -> None:
         self._k, self._problem, self._plan = k, problem, plan
-        self.staged = staged
+        self.staged, self._window = staged, window
+        self._element = problem.first.shape.element
         self._inputs = inputs
         self._pixels, self._rank, self._exact = pixels, rank, exact
         self._vectors: list[dict[int, Buffer]] = []
@@ -74,7 +79,9 @@ class ChainStore:
         taps = problem.first.shape.taps if problem.depthwise else 0
         self._taps: Buffer | None = None
         if taps:
-            self._taps = k.shared("float32", taps * plan.stages[0].n, offset_bytes=vectors_at_bytes)
+            self._taps = k.shared(
+                self._element.name, taps * plan.stages[0].n, offset_bytes=vectors_at_bytes
+            )
         self._residuals: dict[int, list[list[ir.Value]]] = {}
         """Of the stage at hand: by argument, a run's values each."""
         self._kept: dict[int, list[list[ir.Value]]] = {}
@@ -112,7 +119,7 @@ class ChainStore:
             live = channel < channels if self._ragged(channels, part) else TRUE
             if self._taps is not None:
                 with guard(exists):
-                    instructions.copy_async(
+                    copy_in(
                         self._taps, tap * part.n + column, source, tap * channels + channel,
                         width, live=live,
                     )  # fmt: skip
@@ -128,7 +135,7 @@ class ChainStore:
             for item, exists in self._shares(self._plan.tile.block_m * count):
                 with guard(exists):
                     offset = (item // count) * self._plan.row(index) + (item % count + k)
-                    buffer.store(offset, f32(0.0))
+                    buffer.store(offset, zero_of(buffer.dtype))
 
     def load_pieces(self, index: int) -> None:
         """Copy what a later stage reads from global memory into its input; zeros beyond M."""
@@ -145,7 +152,7 @@ class ChainStore:
             row, column = copy // per_row, (copy % per_row) * piece.vector
             pixel = self._pixels.at(row)
             with guard(exists):
-                instructions.copy_async(
+                copy_in(
                     buffer, row * self._plan.row(index) + column + piece.first,
                     argument.buffer, pixel.flat * argument.pitch_or_fail() + column,
                     piece.vector, live=pixel.exists(),
@@ -201,7 +208,7 @@ class ChainStore:
         pixel = self._pixels.at(run.row)
         channel = self._rank * part.n + run.column
         inside = pixel.exists()
-        width = self._problem.vector(number, channels)
+        width = min(RUN, self._problem.vector(number, channels))
         loaded: list[ir.Value] = []
         for i in range(0, RUN, width):
             live = inside
@@ -278,7 +285,7 @@ class ChainStore:
             if self._taps is not None:
                 weights = self._taps.load_vector(run.column + tap * part.n, RUN)
                 total = [
-                    instructions.fma(x, w, t)
+                    instructions.fma(x, widen(w), t)
                     for x, w, t in zip(values, weights, total, strict=True)
                 ]
         return total
@@ -288,7 +295,8 @@ class ChainStore:
         start = (run.row // window.columns) * window.pixel(window.columns)
         start = start + ((run.row % window.columns) * window.pitch + run.column)
         taps = product(range(window.shape.kernel_h), range(window.shape.kernel_w))
-        return [self.staged.load_vector(start + window.tap(*tap), RUN) for tap in taps]
+        read = [self._window.load_vector(start + window.tap(*tap), RUN) for tap in taps]
+        return [[widen(value) for value in values] for values in read]
 
     def _taps_read(self, run: Run) -> list[list[ir.Value]]:
         """A run's inputs at every tap, from global memory."""
@@ -299,7 +307,7 @@ class ChainStore:
             self._pixels.at(run.row).flat, shape, self._plan.tile.block_m, use_mask=False
         )
         channel = self._rank * part.n + run.column
-        width = shape.source_vector
+        width = min(RUN, shape.source_vector)
         read: list[list[ir.Value]] = []
         for tap in range(shape.taps):
             kh, kw = divmod(tap, shape.kernel_w)
@@ -313,7 +321,7 @@ class ChainStore:
                 if self._ragged(shape.out_channels, part):
                     own = own & ((channel + i) < shape.out_channels)
                 loaded = operand.buffer.load_vector(select(own, start + i, 0), width)
-                values += [select_float(own, v, f32(0.0)) for v in loaded]
+                values += [select_float(own, widen(v), f32(0.0)) for v in loaded]
             read.append(values)
         return read
 
@@ -333,7 +341,7 @@ class ChainStore:
         channels = self._problem.stages[index].shape.out_channels
         output = self._k.arguments[result]
         pixel = self._pixels.at(run.row)
-        width = self._problem.vector(result, channels)
+        width = min(RUN, self._problem.vector(result, channels))
         if self._problem.round_results:
             values = [instructions.from_bits(instructions.round_to_tf32(v)) for v in values]
         with guard(run.exists & pixel.exists()):
@@ -353,7 +361,7 @@ class ChainStore:
         values: list[ir.Value],
     ) -> None:
         """Store a run to the inputs of the stages that read it, in every block of the cluster."""
-        if not self._exact:
+        if not self._exact and self._element is FLOAT32:
             values = [instructions.from_bits(instructions.round_to_tf32(v)) for v in values]
         for later, piece in readers:
             aligned = piece.first % RUN == piece.offset % RUN == piece.channels % RUN == 0

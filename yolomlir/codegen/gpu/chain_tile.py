@@ -18,12 +18,10 @@ from itertools import product
 from yolomlir.codegen.gpu.chain_window import Window, window_of
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvShape
+from yolomlir.codegen.gpu.element import Element
 from yolomlir.diagnostics import UnsupportedError
 from yolomlir.target import Target
 
-ROW_PADDING = 4
-"""Floats after the padded channels of a row in shared memory: rows then lie an odd number of
-16-byte chunks apart, so that the eight rows of an `ldmatrix` meet eight different banks."""
 _MAX_UNROLLED = 2048
 """Tensor-core instructions of a warp over the whole chain, which is unrolled."""
 _MAX_COPIES = 160
@@ -51,6 +49,11 @@ class ChainShape:
     kept: tuple[int, ...] = ()
     depthwise: bool = False
 
+    @property
+    def element(self) -> Element:
+        """The type of what is multiplied, and of what goes from stage to stage."""
+        return self.first.element
+
     def sizes(self) -> list[tuple[int, int]]:
         """(K, N) of every stage."""
         k = self.first.taps if self.depthwise else self.first.k
@@ -62,7 +65,10 @@ class ChainShape:
             return self.first
         k, n = self.later[index - 1]
         f = self.first
-        return ConvShape(f.batch, f.out_h, f.out_w, k, f.out_h, f.out_w, n, 1, 1)
+        return ConvShape(
+            f.batch, f.out_h, f.out_w, k, f.out_h, f.out_w, n, 1, 1,
+            source_vector=f.element.chunk, dtype=f.dtype,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ class StagePlan:
     """How a block computes one stage.
 
     n: channels of a block, a multiple of 8. block_k: of a step; steps: how many, none where there
-    are no matrix products; last: products (of 8) of the last one. warps_m x warps_n x warps_k
+    are no matrix products; last: products (of k_step) of the last one. warps_m x warps_n x warps_k
     divide pixels, channels, and the products of a step; they may be fewer than the block's warps.
     """
 
@@ -104,6 +110,7 @@ class StagePlan:
     warps_m: int
     warps_n: int
     warps_k: int
+    k_step: int = 8
 
     @property
     def staged_row(self) -> int:
@@ -114,16 +121,22 @@ class StagePlan:
     @property
     def padded_k(self) -> int:
         """K with the zeros that fill the last product."""
-        return (self.steps - 1) * self.block_k + 8 * self.last
+        return (self.steps - 1) * self.block_k + self.k_step * self.last
 
     def products(self, step: int) -> int:
         """Products of a step."""
-        return self.last if step == self.steps - 1 else self.block_k // 8
+        return self.last if step == self.steps - 1 else self.block_k // self.k_step
 
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """A tile worked out for a shape; sizes in floats, of one block's shared memory."""
+    """A tile worked out for a shape; sizes of parts of one block's shared memory.
+
+    slot: elements of a buffer of the ring. staging: floats of the partial sums. inputs: elements of
+    each later stage's input. vector_bytes: of the channel vectors (one a stage is assumed where
+    tiles are chosen), and of the weights of a depthwise first stage. window: of the first stage's
+    input; it shares its memory with the partial sums.
+    """
 
     tile: ChainTile
     shape: ChainShape
@@ -132,12 +145,8 @@ class ChainPlan:
     slots: int
     staging: int
     inputs: tuple[int, ...]
-    """Floats of each later stage's input."""
-    vectors: int
-    """Floats of the channel vectors (one a stage is assumed where tiles are chosen), and of the
-    weights of a depthwise first stage."""
+    vector_bytes: int
     window: Window | None = None
-    """Of the first stage's input; it shares its memory with the partial sums."""
 
     @property
     def threads(self) -> int:
@@ -152,12 +161,14 @@ class ChainPlan:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return 4 * (self.slots * self.slot + self.scratch + sum(self.inputs) + self.vectors)
+        elements = self.slots * self.slot + sum(self.inputs)
+        return self.shape.element.bytes * elements + self.scratch_bytes + self.vector_bytes
 
     @property
-    def scratch(self) -> int:
-        """Floats of the partial sums, or of the window before them."""
-        return max(self.staging, self.window.size if self.window else 0)
+    def scratch_bytes(self) -> int:
+        """Of the partial sums, or of the window before them."""
+        size = self.window.size if self.window else 0
+        return max(4 * self.staging, self.shape.element.bytes * size)
 
     @property
     def resident(self) -> bool:
@@ -183,8 +194,9 @@ class ChainPlan:
         return self.tile.block_m if index == 0 and self.window is None else 0
 
     def row(self, index: int) -> int:
-        """Floats from one pixel to the next of the input of a later stage."""
-        return self.stages[index].padded_k + ROW_PADDING
+        """Elements from one pixel to the next of the input of a later stage: an odd number of
+        16-byte chunks, so that the eight rows of an `ldmatrix` meet eight different banks."""
+        return self.stages[index].padded_k + self.shape.element.chunk
 
     def loader_tile(self, index: int) -> ConvTile:
         """The tile by which a stage's operands are loaded."""
@@ -198,21 +210,22 @@ class ChainPlan:
 @lru_cache(maxsize=4096)
 def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = None) -> ChainPlan:
     """Work a tile out. vectors: channel vectors a stage (default one)."""
-    stages = tuple(_stage(tile, *size) for size in shape.sizes())
+    element = shape.element
+    stages = tuple(_stage(tile, *size, element) for size in shape.sizes())
     if shape.depthwise:
-        stages = (StagePlan(stages[0].n, 8, 0, 0, 1, 1, 1), *stages[1:])
+        stages = (StagePlan(stages[0].n, element.k_step, 0, 0, 1, 1, 1), *stages[1:])
     window = _window(tile, shape, stages[0]) if tile.rows else None
     first = tile.block_m if window is None else 0
     loads = [first if index == 0 else 0 for index in range(len(stages))]
     pairs = [(rows, s) for rows, s in zip(loads, stages, strict=True) if s.steps]
     slot = max((rows + s.n) * s.block_k for rows, s in pairs)
     staging = max(s.warps_k * tile.block_m * s.staged_row for _, s in pairs)
-    inputs = tuple(tile.block_m * (s.padded_k + ROW_PADDING) for s in stages[1:])
+    inputs = tuple(tile.block_m * (s.padded_k + element.chunk) for s in stages[1:])
     counts = vectors or (1,) * len(stages)
-    floats = sum(s.n * count for s, count in zip(stages, counts, strict=True))
-    floats += stages[0].n * shape.first.taps if shape.depthwise else 0
+    bytes_ = 4 * sum(s.n * count for s, count in zip(stages, counts, strict=True))
+    bytes_ += element.bytes * stages[0].n * shape.first.taps if shape.depthwise else 0
     slots = min(tile.slots, sum(s.steps for s in stages))
-    return ChainPlan(tile, shape, stages, slot, slots, staging, inputs, floats, window)
+    return ChainPlan(tile, shape, stages, slot, slots, staging, inputs, bytes_, window)
 
 
 def _window(tile: ChainTile, shape: ChainShape, stage: StagePlan) -> Window:
@@ -227,32 +240,37 @@ def part_of(channels: int, blocks: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _stage(tile: ChainTile, k: int, n: int) -> StagePlan:
-    part = part_of(n, tile.cluster_n)
-    block_k = 128
-    while block_k > 8 and (4 * block_k * part > 1024 * tile.step_kib or block_k >= 2 * k):
+def _stage(tile: ChainTile, k: int, n: int, element: Element) -> StagePlan:
+    part, k_step = part_of(n, tile.cluster_n), element.k_step
+    row_bytes, most = element.bytes * part, 1024 * tile.step_kib
+    block_k = 16 * k_step
+    while block_k > k_step and (row_bytes * block_k > most or block_k >= 2 * k):
         block_k //= 2
-    warps_m, warps_n, warps_k = _divide(tile.block_m, tile.warps, part, block_k, k)
+    products = (block_k // k_step, -(-k // k_step))
+    warps_m, warps_n, warps_k = _divide(tile.block_m, tile.warps, part, *products)
     steps = -(-k // block_k)
     rest = k - (steps - 1) * block_k
-    last = -(-rest // (8 * warps_k)) * warps_k
-    return StagePlan(part, block_k, steps, last, warps_m, warps_n, warps_k)
+    last = -(-rest // (k_step * warps_k)) * warps_k
+    return StagePlan(part, block_k, steps, last, warps_m, warps_n, warps_k, k_step)
 
 
 @lru_cache(maxsize=4096)
-def _divide(block_m: int, warps: int, n: int, block_k: int, k: int) -> tuple[int, int, int]:
-    """The division of a stage among warps that costs a warp the fewest cycles."""
+def _divide(block_m: int, warps: int, n: int, step: int, every: int) -> tuple[int, int, int]:
+    """The division of a stage among warps that costs a warp the fewest cycles.
+
+    step: products along K of a step; every: of all of K.
+    """
     best, least = (1, 1, 1), float("inf")
     rows, columns = block_m // 16, n // 8
     over_m = [w for w in (1, 2, 4, 8) if rows % w == 0]
     over_n = [w for w in range(1, warps + 1) if columns % w == 0]
-    over_k = [w for w in (1, 2, 4, 8) if (block_k // 8) % w == 0]
+    over_k = [w for w in (1, 2, 4, 8) if step % w == 0]
     for warps_m, warps_n, warps_k in product(over_m, over_n, over_k):
         r, c = rows // warps_m, columns // warps_n
         if warps_m * warps_n * warps_k > warps or 4 * r * c > _MAX_ACCUMULATORS:
             continue
         chain = max(8 * r * c + 2 * r + c, 18)
-        cycles = -(-k // (8 * warps_k)) * chain + warps_k * block_m * n / (8 * warps)
+        cycles = -(-every // warps_k) * chain + warps_k * block_m * n / (8 * warps)
         if cycles < least:
             best, least = (warps_m, warps_n, warps_k), cycles
     return best
@@ -276,7 +294,7 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
     threads = 32 * tile.warps
     limit = _MAX_ACCUMULATORS // (2 if precision == "fp32" else 1) // (2 if threads > 256 else 1)
     instructions = copies = kept = 0
-    counted = 1 if precision == "tf32" else 3
+    counted = 3 if precision == "fp32" else 1
     copies += p.window.copies(threads) if p.window else 0
     for index, stage in enumerate(p.stages):
         convolution = shape.stage(index)
@@ -366,7 +384,8 @@ _ALONE = 600.0
 """Cycles that a block loses which does not fit beside one of the kernel before or after: none of
 its weights arrive before that one ends."""
 _MMA_SYNC_PEAK = 640.0
-"""Multiply-adds of TF32 a cycle and SM that `mma.sync` reaches where WGMMA is faster (sm_90)."""
+"""Multiply-adds of TF32 a cycle and SM that `mma.sync` reaches where WGMMA is faster (sm_90); of
+float16 it reaches twice as many, as everywhere."""
 
 
 def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: str) -> float:
@@ -388,10 +407,11 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
     port = min(_PORT_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE * target.multiprocessors / busy)
     peak = min(target.tf32_tflops * 1e12 / 2 / target.multiprocessors / _CLOCK_HZ, _MMA_SYNC_PEAK)
     products = 3 if precision == "fp32" else 1
+    bytes_, k_step = shape.element.bytes, shape.element.k_step
     copied, worked = 0.0, _START + (_CLUSTER_START if tile.cluster_n > 1 else 0.0)
-    ahead = p.slots * p.slot * 4
+    ahead = p.slots * p.slot * bytes_
     if p.window is not None:  # no product begins before all of it is there
-        worked += shape.first.element.bytes * p.window.loaded * sharing / port
+        worked += bytes_ * p.window.loaded * sharing / port
     for index, (stage, (k, _)) in enumerate(zip(p.stages, shape.sizes(), strict=True)):
         elements = tile.block_m * stage.n / p.threads
         queue = max(1.0, sharing * tile.warps / 8)
@@ -401,13 +421,13 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
             worked += latency + elements * k * 4 * queue + exchange
             continue
         rows = p.loaded_rows(index)
-        copied += 4 * k * (rows + stage.n)
+        copied += bytes_ * k * (rows + stage.n)
         r, c = tile.block_m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
-        count = -(-k // (8 * stage.warps_k))
+        count = -(-k // (k_step * stage.warps_k))
         used = stage.warps_m * stage.warps_n * stage.warps_k
         issue = count * (3 * r + 2 * c + 2 * r * c * products) * max(2.5, sharing * used / 4)
         issue = max(issue, count * products * (18 if r * c < 4 else 5 * r * c))
-        tensor = sharing * tile.block_m * stage.n * k * products / peak
+        tensor = sharing * tile.block_m * stage.n * k * products / (peak * k_step / 8)
         epilogue = _EPILOGUE + elements * (14 + 2 * stage.warps_k) * queue
         waits = 1 if p.resident else stage.steps
         worked += max(issue, tensor) + waits * _STEP + epilogue + exchange

@@ -153,8 +153,8 @@ def match_conv(function: ir.Operation, *, precision: str) -> ConvProblem:
         weight=weight,
         epilogue=epilogue,
         parameters=parameters,
-        store_vector=_vector(parameters[-1], channels),
-        residual_vectors={a: _vector(parameters[a], channels) for a in epilogue.element},
+        store_vector=vector_of(parameters[-1], channels),
+        residual_vectors={a: vector_of(parameters[a], channels) for a in epilogue.element},
     )
 
 
@@ -181,7 +181,7 @@ def match_conv_input(
     sources = _sources(root, value, rounded)
     dtype = dtype_of(weight)
     vectors = [
-        0 if s.dtype != dtype else _vector(parameters[s.argument], s.channels, s.first)
+        0 if s.dtype != dtype else vector_of(parameters[s.argument], s.channels, s.first)
         for s in sources
     ]
     if 0 in vectors and len(sources) > 1:
@@ -200,7 +200,7 @@ def _refusal(op: ir.Operation, message: str) -> UnsupportedError:
     )
 
 
-def _vector(parameter: Parameter, *counts: int) -> int:
+def vector_of(parameter: Parameter, *counts: int) -> int:
     """Elements of the widest access of rows so aligned, beginning at multiples of the counts."""
     element = element_named(parameter.dtype)
     aligned = element.in_chunk(parameter.alignment_bytes)
@@ -300,12 +300,13 @@ def _parameters(
             parameters.append(Parameter(WEIGHT, dtype, 16, tf32))
             continue
         given_here = alignments[number] if number < len(alignments) else 0
-        parameters.append(Parameter(ACTIVATION, dtype, given_here or _natural(value, dtype)))
+        parameters.append(Parameter(ACTIVATION, dtype, given_here or natural_alignment(value)))
     return tuple(parameters)
 
 
-def _natural(value: ir.Value, dtype: str) -> int:
+def natural_alignment(value: ir.Value) -> int:
     """The alignment in bytes that dense rows of a tensor have."""
+    dtype = dtype_of(value)
     if dtype == "uint8":
         return 1
     element = element_named(dtype)

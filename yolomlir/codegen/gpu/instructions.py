@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from yolomlir.bindings import arith, gpu, ir, llvm, memref, nvgpu, nvvm, vector
-from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, element_type, f32, i32_type, select
+from yolomlir.codegen.gpu.builder import (
+    ELEMENT_BYTES,
+    Bool,
+    Buffer,
+    Int,
+    element_type,
+    f32,
+    i32_type,
+    select,
+)
 
 LOG2_E = 1.4426950408889634
 
@@ -86,35 +95,38 @@ def cluster_wait() -> None:
 
 @dataclass(frozen=True)
 class RemoteBuffer:
-    """The shared memory of another block of the cluster."""
+    """The shared memory of another block of the cluster; offsets are in elements."""
 
     pointer: ir.Value
+    dtype: str = "float32"
 
     def load_vector(self, offset: Int | int, width: int) -> list[ir.Value]:
-        """`width` neighbouring float32; the address must be a multiple of their size."""
-        float_type, address = ir.F32Type.get(), self._address(offset)
+        """`width` neighbours; the address must be a multiple of their size."""
+        scalar, address = element_type(self.dtype), self._address(offset)
+        bytes_ = ELEMENT_BYTES[self.dtype]
         if width == 1:
-            return [llvm.load(float_type, address, alignment=4)]
-        type_ = ir.VectorType.get([width], float_type)
-        loaded = llvm.load(type_, address, alignment=4 * width)
+            return [llvm.load(scalar, address, alignment=bytes_)]
+        type_ = ir.VectorType.get([width], scalar)
+        loaded = llvm.load(type_, address, alignment=bytes_ * width)
         return [vector.extract(loaded, [], [i]) for i in range(width)]
 
     def store_vector(self, offset: Int | int, values: Sequence[ir.Value]) -> None:
-        """Neighbouring float32 in one access; the address must be a multiple of their size."""
+        """Neighbours in one access; the address must be a multiple of their size."""
         address, width = self._address(offset), len(values)
+        bytes_ = ELEMENT_BYTES[self.dtype]
         if width == 1:
-            llvm.store(values[0], address, alignment=4)
+            llvm.store(values[0], address, alignment=bytes_)
             return
-        type_ = ir.VectorType.get([width], ir.F32Type.get())
-        llvm.store(vector.from_elements(type_, list(values)), address, alignment=4 * width)
+        type_ = ir.VectorType.get([width], element_type(self.dtype))
+        llvm.store(vector.from_elements(type_, list(values)), address, alignment=bytes_ * width)
 
     def _address(self, offset: Int | int) -> ir.Value:
         offset = Int.of(offset)
         space = llvm.PointerType.get(_DISTRIBUTED)
-        float_type = ir.F32Type.get()
+        scalar = element_type(self.dtype)
         dynamic = ir.DenseI32ArrayAttr.get([-(2**31)])  # the index is an operand
         wraps = ir.IntegerAttr.get(i32_type(), 0)  # no flags
-        return llvm.getelementptr(space, self.pointer, [offset.value], dynamic, float_type, wraps)
+        return llvm.getelementptr(space, self.pointer, [offset.value], dynamic, scalar, wraps)
 
 
 _DISTRIBUTED = 7
@@ -128,7 +140,7 @@ def shared_of_block(buffer: Buffer, rank: Int | int) -> RemoteBuffer:
     integer = arith.index_cast(ir.IntegerType.get_signless(64), index)
     own = llvm.inttoptr(llvm.PointerType.get(_SHARED), integer)
     block = Int.of(rank).value
-    return RemoteBuffer(nvvm.mapa(llvm.PointerType.get(_DISTRIBUTED), own, block))
+    return RemoteBuffer(nvvm.mapa(llvm.PointerType.get(_DISTRIBUTED), own, block), buffer.dtype)
 
 
 def release_dependents() -> None:
