@@ -63,7 +63,7 @@ TARGETS: dict[str, Target] = {
             tf32_tflops=82.6, fp32_tflops=82.6,
         ),
         Target(
-            "sm_90", "gpu", "sm_90", "+ptx80", 132, 227 * _KB, 228 * _KB,
+            "sm_90", "gpu", "sm_90", "+ptx81", 132, 227 * _KB, 228 * _KB,
             threads_per_sm=2048, l2_bytes=60 * _MB, dram_gb_per_s=4800.0,
             tf32_tflops=494.0, fp32_tflops=67.0, clusters=True, programmatic_launch=True,
         ),

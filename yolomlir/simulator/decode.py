@@ -85,6 +85,7 @@ class Program:
     (offset, bytes) of static shared globals; dynamic ones start at `static_shared_bytes`.
     granule_bytes: the smallest shared access.
     needs_warps: the kernel synchronises parts of a block, so warps must run one by one.
+    mbarriers: how many a block makes.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Program:
     local_bytes: int = 0
     granule_bytes: int = 4
     needs_warps: bool = False
+    mbarriers: int = 0
     split_vectors: list[Site] = field(default_factory=list)
 
 

@@ -15,6 +15,7 @@ from yolomlir.simulator import (  # noqa: F401  (their decoders register themsel
     gpu_ops,
     llvm_ops,
     math_ops,
+    mbarrier_ops,
     memref_ops,
     nvgpu_ops,
     nvvm_ops,

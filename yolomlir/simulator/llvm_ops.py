@@ -1,4 +1,4 @@
-"""`llvm`: structs, pointers, raw loads and stores, intrinsics. Inline assembly is refused."""
+"""`llvm`: structs, pointers, raw loads and stores, intrinsics."""
 
 from __future__ import annotations
 
@@ -92,15 +92,6 @@ def _intrinsic(op: Any, scope: Scope) -> Step | None:
             hint="add it to INTRINSICS in yolomlir/simulator/llvm_ops.py",
         )
     return elementwise(op, scope, INTRINSICS[name])
-
-
-@operation("llvm.inline_asm", "nvvm.inline_ptx")
-def _assembly(op: Any, scope: Scope) -> Step:
-    raise InternalError(
-        f"inline assembly is not simulated: {scope.site.text()}",
-        where=scope.site.location,
-        hint="use an op of nvvm or nvgpu, or an intrinsic",
-    )
 
 
 @operation("llvm.fence", "llvm.intr.assume")

@@ -15,6 +15,7 @@ from yolomlir.simulator.decode import Execution, Program, execute
 from yolomlir.simulator.elements import Array, Value
 from yolomlir.simulator.faults import SimulationError, Site
 from yolomlir.simulator.lanes import WARP, Lanes
+from yolomlir.simulator.mbarriers import MemoryBarriers
 from yolomlir.simulator.memory import Bytes, GlobalMemory
 from yolomlir.simulator.races import Clocks, SharedShadow
 from yolomlir.simulator.report import SimulationReport
@@ -123,6 +124,7 @@ class Machine:
         while running:
             running = self._round(running)
         self._check_waited()
+        self.mbarriers.check_end()
         if self.cluster_blocks > 1:
             self.shadow.check_exits(self.cluster_blocks)
 
@@ -130,7 +132,8 @@ class Machine:
         self.number = number
         self.acquired = False
         warps = self.padded_threads // WARP * self.cluster_blocks
-        self.clocks = Clocks(warps)
+        self.clocks = Clocks(warps, self.program.mbarriers * self.cluster_blocks)
+        self.mbarriers = MemoryBarriers(self)
         size = max(16, -(-self.shared_bytes // 16) * 16)
         self.shared_stride = size
         self.shared_memory = Bytes(size * self.cluster_blocks)
@@ -189,6 +192,7 @@ class Machine:
         }
         reasons = [f"{done} of {len(self.groups)} warps have exited"] if done else []
         reasons += [f"others wait at {o}" for o in sorted(others)]
+        reasons += self.mbarriers.unfinished()
         return first.waiting_at.fault(
             "barrier",
             f"warp {first.warp_slice.start} of block {first.block_id} waits for ever: "
@@ -218,14 +222,17 @@ class Machine:
             found = self.barriers[key] = Barrier(expected)
         return found
 
-    def arrive(self, lanes: Lanes, key: Any, expected: int, site: Site) -> None:
-        """The group arrives at a barrier; its token is kept for `wait`."""
+    def arrive(
+        self, lanes: Lanes, key: Any, expected: int, site: Site, *, relaxed: bool = False
+    ) -> None:
+        """The group arrives at a barrier; its token is kept for `wait`. relaxed: no memory."""
         barrier = self.barrier(key, expected)
         barrier.expected = expected
-        seen = self.clocks.arrive(lanes.warp_slice)
+        seen = self.clocks.arrive(lanes.warp_slice, relaxed=relaxed)
         threads = int(lanes.exists.sum())
         before = barrier.phase
-        lanes.tokens[key] = barrier.arrive(threads, seen, site, waited=lanes.some_waited())
+        waited = lanes.some_waited() and not relaxed
+        lanes.tokens[key] = barrier.arrive(threads, seen, site, waited=waited)
         self.progress += 1
         if barrier.phase != before and key[0] == "block":
             self.report.barriers += 1

@@ -273,7 +273,7 @@ def _arrive(op: Any, scope: Scope) -> Step:
 
 @operation("nvvm.cluster.arrive", "nvvm.cluster.arrive.relaxed")
 def _cluster_arrive(op: Any, scope: Scope) -> Step:
-    del op
+    relaxed = op.name.endswith(".relaxed")
     site = scope.site
 
     def step(lanes: Lanes) -> None:
@@ -281,7 +281,7 @@ def _cluster_arrive(op: Any, scope: Scope) -> Step:
             raise site.fault("divergence", "a cluster barrier under divergent control flow")
         machine = lanes.machine
         threads = machine.block_threads * machine.cluster_blocks
-        machine.arrive(lanes, ("cluster",), threads, site)
+        machine.arrive(lanes, ("cluster",), threads, site, relaxed=relaxed)
 
     return step
 
@@ -326,7 +326,6 @@ def check_members(lanes: Lanes, member: Value, site: Any) -> None:
 @operation(
     "nvvm.fence.sc.cluster",
     "nvvm.fence.proxy",
-    "nvvm.fence.mbarrier.init",
     "nvvm.memory.barrier",
     "nvvm.prefetch",
     "nvvm.setmaxregister",

@@ -4,7 +4,8 @@ A warp has a clock that a synchronisation advances; `seen[w, v]` is the last clo
 accesses happened before what warp w does now. An access races with an earlier one of another
 thread when the earlier one's clock is not yet seen. For one's own warp `seen[w, w]` is `clock - 1`,
 so lanes of a warp race, too, until `bar.warp.sync` or a barrier. (The method is that of FastTrack,
-Flanagan and Freund, PLDI 2009, at the grain of a warp.)
+Flanagan and Freund, PLDI 2009, at the grain of a warp.) Behind the warps come agents: those that
+write what other blocks have sent, one for each barrier that counts it (`mbarriers.py`).
 """
 
 from __future__ import annotations
@@ -22,37 +23,57 @@ if TYPE_CHECKING:
 _IN_FLIGHT = np.int32(2**31 - 1)
 """The write clock of what an asynchronous copy is still bringing: seen by nobody."""
 
+_AGENT = np.int32(2**30)
+"""The first clock of an agent: beyond every floor."""
+
 COLLECTIVE = -1
 """The thread number of an access made by a whole warp at once (`ldmatrix`, uniform loads)."""
 
 
 class Clocks:
-    """The vector clocks of the warps of one cluster."""
+    """The vector clocks of the warps of one cluster, and of its agents.
 
-    def __init__(self, warps: int) -> None:
-        self.clock: Array = np.ones(warps, np.int32)
-        self.seen: Array = np.zeros((warps, warps), np.int32)
+    seen: of memory. met: of what has been executed, though its writes need not be visible yet.
+    """
+
+    def __init__(self, warps: int, agents: int = 0) -> None:
+        self.warps = warps
+        self.clock: Array = np.ones(warps + agents, np.int32)
+        self.clock[warps:] = _AGENT
+        self.seen: Array = np.zeros((warps + agents, warps + agents), np.int32)
+        self.met: Array = np.zeros_like(self.seen)
         self.floor = 0
         """A clock that every warp has seen of every other: older accesses race with nothing."""
 
-    def arrive(self, warps: slice) -> Array:
-        """What those warps release to whoever waits with them; their next accesses come after."""
-        released = self.seen[warps].max(0)
-        released[warps] = self.clock[warps]
+    def arrive(self, warps: slice, *, relaxed: bool = False) -> Array:
+        """What those warps release to whoever waits with them (`seen`, `met`); their next accesses
+        come after. relaxed: no memory."""
+        released = np.stack([self.seen[warps].max(0), self.met[warps].max(0)])
+        released[:, warps] = self.clock[warps]
+        if relaxed:
+            released[0] = 0
         self.synchronise_warps(warps)
         return np.asarray(released)
 
     def acquire(self, warps: slice, released: Array) -> None:
         """From now on those warps come after everything `released`."""
-        self.seen[warps] = np.maximum(self.seen[warps], released)
-        self.floor = int(self.seen.min())
+        self.seen[warps] = np.maximum(self.seen[warps], released[0])
+        self.met[warps] = np.maximum(self.met[warps], released[1])
+        self._raise_floor()
+
+    def acquire_agent(self, warps: Array, agent: int) -> None:
+        """From now on those warps see what the agent has written."""
+        self.seen[warps, agent] = self.clock[agent]
+
+    def _raise_floor(self) -> None:
+        self.floor = int(self.seen[: self.warps, : self.warps].min())
 
     def synchronise_warps(self, warps: slice | Array) -> None:
         """`bar.warp.sync` in each of those warps."""
         indices = np.arange(len(self.clock))[warps]
         self.seen[indices, indices] = self.clock[indices]
         self.clock[indices] += 1
-        self.floor = int(self.seen.min())
+        self._raise_floor()
 
 
 class SharedShadow:
@@ -136,6 +157,11 @@ class SharedShadow:
         """Asynchronous copies that their threads have waited for: written now."""
         self.write_clock[granules] = self.clocks.clock[warps][:, None]
 
+    def land_by(self, granules: Array, agent: int) -> None:
+        """What an agent brings has arrived: written now, by it."""
+        self.write_clock[granules] = self.clocks.clock[agent]
+        self.write_thread[granules] = agent << 5
+
     def check_exits(self, blocks: int) -> None:
         """No block of a cluster may end before the others are done with its shared memory.
 
@@ -143,7 +169,7 @@ class SharedShadow:
         it (a cluster barrier behind the access). Raises for the first that is not.
         """
         count = len(self.write_clock) // blocks
-        warps = len(self.clocks.clock) // blocks
+        warps = self.clocks.warps // blocks
         for rank in range(blocks):
             part = slice(rank * count, (rank + 1) * count)
             seen = self.clocks.seen[rank * warps : (rank + 1) * warps].max(0)
@@ -247,8 +273,9 @@ class SharedShadow:
         site = self.sites[int(index)]
         return f"{site.location} ({site.text()})"
 
-    @staticmethod
-    def _who(thread: int) -> str:
+    def _who(self, thread: int) -> str:
         if thread == COLLECTIVE:
             return "a warp"
+        if thread >> 5 >= self.clocks.warps:
+            return "another block"
         return f"thread {thread} (warp {thread >> 5})"

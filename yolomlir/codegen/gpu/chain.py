@@ -11,6 +11,7 @@ from __future__ import annotations
 from yolomlir.bindings import func, ir
 from yolomlir.codegen.gpu import instructions, products
 from yolomlir.codegen.gpu.builder import TRUE, Buffer, Int, KernelBuilder, guard
+from yolomlir.codegen.gpu.chain_exchange import ClusterExchange
 from yolomlir.codegen.gpu.chain_input import WindowLoader, WindowReader
 from yolomlir.codegen.gpu.chain_pixels import PixelMap
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, match_chain
@@ -111,8 +112,6 @@ class ChainKernel:
     def _place(self, k: KernelBuilder) -> None:
         """Shared memory, and what of the work this thread has to do with."""
         p = self.plan
-        if p.tile.cluster_n > 1:
-            instructions.cluster_arrive()  # waited for before the first remote store
         self.pixels = PixelMap(p, k.block_x)
         self.rank = k.block_y if p.tile.cluster_n > 1 else Int.of(0)
         self.lane, self.warp = k.thread % 32, k.thread // 32
@@ -129,9 +128,11 @@ class ChainKernel:
             inputs.append(k.shared(dtype, size, offset_bytes=end))
             end += bytes_ * size
         self.inputs = inputs
+        self.exchange = ClusterExchange(k, self.problem, p, inputs, self.rank)
+        self.exchange.open()
         self.store = ChainStore(
-            k, self.problem, p, staged, self.scratch, inputs, self.pixels, self.rank, end,
-            exact=self.exact,
+            k, self.problem, p, staged, self.scratch, inputs, self.exchange, self.pixels,
+            self.rank, end, exact=self.exact,
         )  # fmt: skip
         self.weights = {
             i: WeightLoader(
@@ -207,12 +208,11 @@ class ChainKernel:
     def _steps(self, committed: int) -> None:
         """Every step of every stage, and each stage's epilogue after its last."""
         p = self.plan
-        exchanged = False
         if self.problem.depthwise:
             self.store.load_residuals(0)
             instructions.copy_wait(committed)
             instructions.barrier()
-            exchanged = self.store.finish(0)
+            self.store.finish(0)
         warps: _Warps | None = None
         sums: list[Fragments] = []
         for step, (index, within) in enumerate(self.order):
@@ -223,8 +223,7 @@ class ChainKernel:
                 instructions.copy_wait(committed - step - 1)
                 if step == 0 and self.window is not None and self.rounds_window:
                     self.window.round()
-                self._meet(exchanged=exchanged)
-            exchanged = False
+                instructions.barrier()
             if committed < p.steps:
                 self._load(committed)
                 instructions.copy_commit()
@@ -234,6 +233,9 @@ class ChainKernel:
                     self.store.load_residuals(index)
                 warps = _Warps(self, stage)
                 sums = warps.zeros()
+            if within == 0:
+                self.store.store_late()
+                self.exchange.receive(index)
             sums = warps.multiply_step(index, within, step % p.slots * p.slot, sums)
             if within < stage.steps - 1:
                 continue
@@ -243,14 +245,7 @@ class ChainKernel:
                 instructions.barrier()  # the sums go where the window was
             warps.stage_sums(self.store.staged, sums)
             instructions.barrier()
-            exchanged = self.store.finish(index)
-
-    def _meet(self, *, exchanged: bool) -> None:
-        """Wait for the other threads; for those of the cluster where it has `exchanged`."""
-        if exchanged and self.plan.tile.cluster_n > 1:
-            instructions.cluster_barrier()
-        else:
-            instructions.barrier()
+            self.store.finish(index)
 
 
 class _Warps:

@@ -25,6 +25,7 @@ from yolomlir.codegen.gpu.builder import (
     widen,
     zero_of,
 )
+from yolomlir.codegen.gpu.chain_exchange import ClusterExchange, neighbours
 from yolomlir.codegen.gpu.chain_pixels import PixelMap
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Piece
 from yolomlir.codegen.gpu.chain_tile import ChainPlan, StagePlan
@@ -58,6 +59,7 @@ class ChainStore:
         staged: Buffer,
         window: Buffer,
         inputs: Sequence[Buffer | None],
+        exchange: ClusterExchange,
         pixels: PixelMap,
         rank: Int,
         vectors_at_bytes: int,
@@ -67,7 +69,7 @@ class ChainStore:
         self._k, self._problem, self._plan = k, problem, plan
         self.staged, self._window = staged, window
         self._element = problem.first.shape.element
-        self._inputs = inputs
+        self._inputs, self._exchange = inputs, exchange
         self._pixels, self._rank, self._exact = pixels, rank, exact
         self._vectors: list[dict[int, Buffer]] = []
         for stage, part in zip(problem.stages, plan.stages, strict=True):
@@ -86,8 +88,8 @@ class ChainStore:
         """Of the stage at hand: by argument, a run's values each."""
         self._kept: dict[int, list[list[ir.Value]]] = {}
         """Results of stages that later ones add."""
-        self._started = plan.tile.cluster_n == 1
-        self._remote: list[list[instructions.RemoteBuffer]] = []
+        self._unstored: tuple[int, list[list[ir.Value]]] | None = None
+        """A stage's result that is to go to global memory, too, and has not yet."""
 
     # ---- before the stages ----------------------------------------------------------------------
 
@@ -218,34 +220,42 @@ class ChainStore:
             loaded += operand.buffer.load_vector(select(live, offset, 0), width)
         return loaded
 
-    def finish(self, index: int) -> bool:
+    def finish(self, index: int) -> None:
         """Apply a stage's epilogue to its staged sums and hand the result on.
 
-        Whether it went to the inputs of later stages, which a barrier of the cluster makes visible.
+        What goes to other blocks goes first: to global memory it may go while they wait for it, and
+        `store_late` is called for that.
         """
         stage = self._problem.stages[index]
         wanted = {n - STAGE for s in self._problem.stages[index + 1 :] for n in s.epilogue.element}
         kept: list[list[ir.Value]] = []
-        readers = [
-            (later, piece)
-            for later, other in enumerate(self._problem.stages)
-            for piece in other.pieces
-            if piece.stage == index
-        ]
-        if readers and not self._started:
-            instructions.cluster_wait()  # every block of the cluster runs
-            self._started = True
+        readers = self._exchange.readers(index)
+        late = bool(readers) and self._exchange.several
+        if readers:
+            self._exchange.connect(index)
         for i, run in enumerate(self._runs(index)):
             values = self._values(index, i, run)
             kept.append(values)
-            channel = self._rank * self._plan.stages[index].n + run.column
-            if stage.result is not None:
-                self._store(index, stage.result, run, channel, values)
+            if stage.result is not None and not late:
+                self._store(index, stage.result, run, values)
             if readers:
-                self._hand_on(readers, run, channel, values)
+                self._hand_on(index, readers, run, values)
         if index in wanted:
             self._kept[index] = kept
-        return bool(readers)
+        if stage.result is not None and late:
+            self._unstored = (index, kept)
+
+    def store_late(self) -> None:
+        """Store the last stage's result to global memory, if that is still to be done."""
+        if self._unstored is None:
+            return
+        index, results = self._unstored
+        self._unstored = None
+        result = self._problem.stages[index].result
+        if result is None:
+            return
+        for run, values in zip(self._runs(index), results, strict=True):
+            self._store(index, result, run, values)
 
     def _values(self, index: int, number: int, run: Run) -> list[ir.Value]:
         """A run after the epilogue."""
@@ -334,11 +344,16 @@ class ChainStore:
         generic = self._problem.stages[0].epilogue.generic
         return generic if generic is not None else self._k.module.operation
 
-    def _store(
-        self, index: int, result: int, run: Run, channel: Int, values: list[ir.Value]
-    ) -> None:
+    def _channel(self, index: int, run: Run) -> Int:
+        """The first channel of a run, of those of the whole stage."""
+        return self._rank * self._plan.stages[index].n + run.column
+
+    def _store(self, index: int, result: int, run: Run, values: list[ir.Value]) -> None:
         """Store a run to global memory, in the widest stores its alignment allows."""
-        channels = self._problem.stages[index].shape.out_channels
+        channels, channel = (
+            self._problem.stages[index].shape.out_channels,
+            self._channel(index, run),
+        )
         output = self._k.arguments[result]
         pixel = self._pixels.at(run.row)
         width = min(RUN, self._problem.vector(result, channels))
@@ -354,30 +369,16 @@ class ChainStore:
                     output.buffer.store_vector(offset, values[i : i + width])
 
     def _hand_on(
-        self,
-        readers: list[tuple[int, Piece]],
-        run: Run,
-        channel: Int,
-        values: list[ir.Value],
+        self, index: int, readers: list[tuple[int, Piece]], run: Run, values: list[ir.Value]
     ) -> None:
         """Store a run to the inputs of the stages that read it, in every block of the cluster."""
+        channel = self._channel(index, run)
         if not self._exact and self._element is FLOAT32:
             values = [instructions.from_bits(instructions.round_to_tf32(v)) for v in values]
         for later, piece in readers:
-            aligned = piece.first % RUN == piece.offset % RUN == piece.channels % RUN == 0
-            width = RUN if aligned else 1
+            width = neighbours(piece)
             for i in range(0, RUN, width):
                 within = channel + i - piece.offset
                 offset = run.row * self._plan.row(later) + within + piece.first
                 with guard(run.exists & (within < piece.channels)):
-                    self._to_all(later, offset, values[i : i + width])
-
-    def _to_all(self, later: int, offset: Int, values: list[ir.Value]) -> None:
-        buffer = self._inputs[later]
-        if buffer is None:
-            return
-        if self._plan.tile.cluster_n == 1:
-            buffer.store_vector(offset, values)
-            return
-        for rank in range(self._plan.tile.cluster_n):
-            instructions.shared_of_block(buffer, rank).store_vector(offset, values)
+                    self._exchange.store(later, offset, values[i : i + width])

@@ -22,6 +22,8 @@ from yolomlir.codegen.gpu.element import Element
 from yolomlir.diagnostics import UnsupportedError
 from yolomlir.target import Target
 
+BARRIER_BYTES = 8
+"""Of a barrier that counts bytes, and what its address must be a multiple of."""
 _MAX_UNROLLED = 2048
 """Tensor-core instructions of a warp over the whole chain, which is unrolled."""
 _MAX_COPIES = 160
@@ -162,7 +164,13 @@ class ChainPlan:
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         elements = self.slots * self.slot + sum(self.inputs)
-        return self.shape.element.bytes * elements + self.scratch_bytes + self.vector_bytes
+        inner = self.shape.element.bytes * elements + self.scratch_bytes + self.vector_bytes
+        return inner + self.barrier_bytes
+
+    @property
+    def barrier_bytes(self) -> int:
+        """The end of a block's shared memory: a barrier for every exchange of a cluster."""
+        return BARRIER_BYTES * (len(self.stages) - 1) if self.tile.cluster_n > 1 else 0
 
     @property
     def scratch_bytes(self) -> int:

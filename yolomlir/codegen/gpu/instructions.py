@@ -83,9 +83,15 @@ def cluster_barrier() -> None:
     cluster_wait()
 
 
-def cluster_arrive() -> None:
-    """The first half of `cluster_barrier`: this thread does not wait."""
-    nvvm.cluster_arrive()
+def cluster_arrive(*, relaxed: bool = False) -> None:
+    """The first half of `cluster_barrier`: this thread does not wait.
+
+    relaxed: it makes no write visible, so it need not wait for earlier ones, either.
+    """
+    if relaxed:
+        nvvm.cluster_arrive_relaxed(aligned=True)
+    else:
+        nvvm.cluster_arrive()
 
 
 def cluster_wait() -> None:
@@ -102,7 +108,7 @@ class RemoteBuffer:
 
     def load_vector(self, offset: Int | int, width: int) -> list[ir.Value]:
         """`width` neighbours; the address must be a multiple of their size."""
-        scalar, address = element_type(self.dtype), self._address(offset)
+        scalar, address = element_type(self.dtype), self.address(offset)
         bytes_ = ELEMENT_BYTES[self.dtype]
         if width == 1:
             return [llvm.load(scalar, address, alignment=bytes_)]
@@ -112,7 +118,7 @@ class RemoteBuffer:
 
     def store_vector(self, offset: Int | int, values: Sequence[ir.Value]) -> None:
         """Neighbours in one access; the address must be a multiple of their size."""
-        address, width = self._address(offset), len(values)
+        address, width = self.address(offset), len(values)
         bytes_ = ELEMENT_BYTES[self.dtype]
         if width == 1:
             llvm.store(values[0], address, alignment=bytes_)
@@ -120,7 +126,8 @@ class RemoteBuffer:
         type_ = ir.VectorType.get([width], element_type(self.dtype))
         llvm.store(vector.from_elements(type_, list(values)), address, alignment=bytes_ * width)
 
-    def _address(self, offset: Int | int) -> ir.Value:
+    def address(self, offset: Int | int) -> ir.Value:
+        """Where an element is (`!llvm.ptr<7>`)."""
         offset = Int.of(offset)
         space = llvm.PointerType.get(_DISTRIBUTED)
         scalar = element_type(self.dtype)
@@ -136,11 +143,15 @@ _SHARED = 3
 
 def shared_of_block(buffer: Buffer, rank: Int | int) -> RemoteBuffer:
     """The place of this block's shared `buffer` in the block of that rank of the cluster."""
+    own, block = shared_pointer(buffer), Int.of(rank).value
+    return RemoteBuffer(nvvm.mapa(llvm.PointerType.get(_DISTRIBUTED), own, block), buffer.dtype)
+
+
+def shared_pointer(buffer: Buffer) -> ir.Value:
+    """Where a buffer in this block's shared memory begins (`!llvm.ptr<3>`)."""
     index = memref.extract_aligned_pointer_as_index(buffer.memref)
     integer = arith.index_cast(ir.IntegerType.get_signless(64), index)
-    own = llvm.inttoptr(llvm.PointerType.get(_SHARED), integer)
-    block = Int.of(rank).value
-    return RemoteBuffer(nvvm.mapa(llvm.PointerType.get(_DISTRIBUTED), own, block), buffer.dtype)
+    return llvm.inttoptr(llvm.PointerType.get(_SHARED), integer)
 
 
 def release_dependents() -> None:
