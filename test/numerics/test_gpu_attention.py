@@ -202,6 +202,12 @@ def test_tiles(tile):
     run(Case(1, 2, 8), "fp16", half)
 
 
+@pytest.mark.parametrize("width", [40, 20])
+@pytest.mark.parametrize("keys", [2, 4])
+def test_float16_maps_that_tiles_do_not_divide(width, keys):
+    run(Case(1, 3, width), "fp16", AttentionTile(2, keys, 4))
+
+
 def test_products_of_float16_take_two_tiles_of_keys():
     with pytest.raises(UnsupportedError, match="2 tiles of keys"):
         kernel_of(halved(Case(1, 2, 2).text()), precision="fp16", tile=AttentionTile(1, 1, 2))

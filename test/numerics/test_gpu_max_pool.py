@@ -111,6 +111,20 @@ def test_tiles_that_do_not_divide_the_map(tile):
                   extra=8)  # fmt: skip
 
 
+@pytest.mark.parametrize("width", [40, 20])
+@pytest.mark.parametrize("columns", [16, 32, 64])
+def test_float16_widths_that_tiles_do_not_divide(width, columns):
+    check_chained((1, 3, width, 8), tile=MaxPoolTile(2, columns, 8, 64), half=True, extra=8)
+
+
+def test_random_shapes_of_float16():
+    rng = np.random.default_rng(11)
+    for _ in range(8):
+        batch, height, width, channels = (int(v) for v in rng.integers(1, (3, 14, 14, 30)))
+        tile = MaxPoolTile(int(rng.integers(1, 8)), int(rng.integers(1, 8)), 8, 64)
+        check_chained((batch, height, width, channels), tile=tile, half=True, extra=8)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_targets(target):
     check_chained((1, 8, 8, 8), target=target)
