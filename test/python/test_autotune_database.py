@@ -172,6 +172,7 @@ def test_merged_tables_have_the_later_entries() -> None:
     assert sorted(both.entries["tf32"]) == ["conv2d a", "conv2d c"]
     assert both.entries["tf32"]["conv2d a"].tile == "block_m=16"
     assert sorted(both.entries) == ["fp32", "tf32"]
+    assert both.find("fp16", "conv2d a") == both.find("tf32", "conv2d a")
 
 
 @pytest.mark.parametrize("damage", ["space", "format", "entries", "row"])

@@ -44,8 +44,12 @@ class Table:
     note: str = ""
 
     def find(self, precision: str, signature: str) -> TableEntry | None:
-        """The entry, or None."""
-        return self.entries.get(precision, {}).get(signature)
+        """The entry, or None. A function without float16 (`detect`) is the same at `fp16` as at
+        `tf32`."""
+        entry = self.entries.get(precision, {}).get(signature)
+        if entry is None and precision == "fp16":
+            entry = self.entries.get("tf32", {}).get(signature)
+        return entry
 
     def merged(self, other: Table) -> Table:
         """With the entries of another of the same GPU, which win."""
