@@ -137,7 +137,7 @@ class ChainKernel:
         self.weights = {
             i: WeightLoader(
                 p.loader_tile(i), stage.shape, k.arguments[stage.weight].buffer, self.ring,
-                k.thread, self.rank * p.stages[i].n,
+                k.thread, self.rank * p.stages[i].n, paired=self.store.direct[i],
             )
             for i, stage in enumerate(self.problem.stages)
             if p.stages[i].steps
@@ -241,9 +241,12 @@ class ChainKernel:
                 continue
             if self.overlap and step == p.steps - 1:
                 instructions.release_dependents()
+            if self.store.direct[index]:
+                self.store.finish(index, warps.total(sums))
+                continue
             if index == 0 and self.window is not None:
                 instructions.barrier()  # the sums go where the window was
-            warps.stage_sums(self.store.staged, sums)
+            warps.stage_sums(self.store.staged, warps.total(sums))
             instructions.barrier()
             self.store.finish(index)
 
@@ -288,11 +291,16 @@ class _Warps:
             ]
         return sums
 
-    def stage_sums(self, staged: Buffer, sums: list[Fragments]) -> None:
-        """Put this warp's sums where `ChainStore` adds those of all slices of K."""
+    @staticmethod
+    def total(sums: list[Fragments]) -> Fragments:
+        """The sum of the accumulators."""
         total = sums[0]
         for more in sums[1:]:
             total = products.add(total, more)
+        return total
+
+    def stage_sums(self, staged: Buffer, total: Fragments) -> None:
+        """Put this warp's sums where `ChainStore` adds those of all slices of K."""
         length = self._stage.staged_row
         lane = self._kernel.lane
         row = self._slice * self._kernel.plan.tile.block_m + self._row + lane // 4

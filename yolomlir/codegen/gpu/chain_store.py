@@ -1,7 +1,8 @@
 """How a block of a chain ends a stage: the epilogue, and where its result goes.
 
-A thread has runs of four neighbouring channels of a pixel. Their places are the same in every stage
-of as many channels, so a result that a later stage adds stays in the thread's registers.
+A thread has runs of four neighbouring channels of a pixel: those whose sums its warp has, or, where
+several warps have parts of a sum, those that it adds up in shared memory. Their places are the same
+in a stage and in a later one that adds its result, which stays in the thread's registers.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from yolomlir.codegen.gpu.builder import (
 from yolomlir.codegen.gpu.chain_exchange import ClusterExchange, neighbours
 from yolomlir.codegen.gpu.chain_pixels import PixelMap
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Piece
-from yolomlir.codegen.gpu.chain_tile import ChainPlan, StagePlan
+from yolomlir.codegen.gpu.chain_tile import ChainPlan, StagePlan, direct_stages
 from yolomlir.codegen.gpu.chain_window import Window
 from yolomlir.codegen.gpu.conv2d_load import copy_in, pixel_at
 from yolomlir.codegen.gpu.conv_problem import widest
 from yolomlir.codegen.gpu.element import FLOAT32
 from yolomlir.codegen.gpu.linalg_match import refuse
+from yolomlir.codegen.gpu.products import Fragments
 
 RUN = 4
 """Channels of a run."""
@@ -88,6 +90,14 @@ class ChainStore:
         """Of the stage at hand: by argument, a run's values each."""
         self._kept: dict[int, list[list[ir.Value]]] = {}
         """Results of stages that later ones add."""
+        additions = [
+            (number - STAGE, later)
+            for later, stage in enumerate(problem.stages)
+            for number in stage.epilogue.element
+            if number >= STAGE
+        ]
+        self.direct = direct_stages(plan, additions)
+        """Which stages' sums do not go through shared memory."""
         self._unstored: tuple[int, list[list[ir.Value]]] | None = None
         """A stage's result that is to go to global memory, too, and has not yet."""
 
@@ -188,12 +198,26 @@ class ChainStore:
 
     def _runs(self, index: int) -> list[Run]:
         """A thread's runs of a stage; one that does not exist stands for the first."""
+        if self.direct[index]:
+            return self._runs_of_fragments(self._plan.stages[index])
         per_row = self._plan.stages[index].n // RUN
         runs = []
         for item, exists in self._shares(self._plan.tile.block_m * per_row):
             run = select(exists, item, 0)
             runs.append(Run(run // per_row, (run % per_row) * RUN, exists))
         return runs
+
+    def _runs_of_fragments(self, part: StagePlan) -> list[Run]:
+        """The runs that a lane's sums are, in the order of `_fragment_sums`."""
+        lane, warp = self._k.thread % 32, self._k.thread // 32
+        rows = self._plan.tile.block_m // part.warps_m
+        columns = part.n // part.warps_n
+        row = (warp % part.warps_m) * rows + lane // 4
+        column = (warp // part.warps_m) * columns + (lane % 4) * RUN
+        return [
+            Run(row + i, column + j, TRUE)
+            for i, j in product(range(0, rows, 8), range(0, columns, 16))
+        ]
 
     def load_residuals(self, index: int) -> None:
         """Start the loads of what a stage adds from global memory, before its products."""
@@ -220,8 +244,8 @@ class ChainStore:
             loaded += operand.buffer.load_vector(select(live, offset, 0), width)
         return loaded
 
-    def finish(self, index: int) -> None:
-        """Apply a stage's epilogue to its staged sums and hand the result on.
+    def finish(self, index: int, sums: Fragments | None = None) -> None:
+        """Apply a stage's epilogue to its sums (None: staged ones) and hand the result on.
 
         What goes to other blocks goes first: to global memory it may go while they wait for it, and
         `store_late` is called for that.
@@ -233,8 +257,9 @@ class ChainStore:
         late = bool(readers) and self._exchange.several
         if readers:
             self._exchange.connect(index)
+        totals = None if sums is None else _fragment_sums(sums)
         for i, run in enumerate(self._runs(index)):
-            values = self._values(index, i, run)
+            values = self._values(index, i, run, None if totals is None else totals[i])
             kept.append(values)
             if stage.result is not None and not late:
                 self._store(index, stage.result, run, values)
@@ -257,10 +282,13 @@ class ChainStore:
         for run, values in zip(self._runs(index), results, strict=True):
             self._store(index, result, run, values)
 
-    def _values(self, index: int, number: int, run: Run) -> list[ir.Value]:
-        """A run after the epilogue."""
+    def _values(
+        self, index: int, number: int, run: Run, total: list[ir.Value] | None
+    ) -> list[ir.Value]:
+        """A run after the epilogue. total: its sum, where it need not be put together."""
         part, stage = self._plan.stages[index], self._problem.stages[index]
-        total = self._convolved(run) if not part.steps else self._sum(part, run)
+        if total is None:
+            total = self._sum(part, run) if part.steps else self._convolved(run)
         operands = {
             argument: shared.load_vector(run.column, RUN)
             for argument, shared in self._vectors[index].items()
@@ -382,3 +410,13 @@ class ChainStore:
                 offset = run.row * self._plan.row(later) + within + piece.first
                 with guard(run.exists & (within < piece.channels)):
                     self._exchange.store(later, offset, values[i : i + width])
+
+
+def _fragment_sums(sums: Fragments) -> list[list[ir.Value]]:
+    """The runs in a lane's fragments of paired channels: row by row, pair by pair."""
+    return [
+        [*a[2 * half : 2 * half + 2], *b[2 * half : 2 * half + 2]]
+        for row in sums
+        for half in (0, 1)
+        for a, b in zip(row[::2], row[1::2], strict=True)
+    ]

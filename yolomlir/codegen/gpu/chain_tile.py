@@ -10,7 +10,7 @@ of them (`rows`), whose inputs come at once as a window (`chain_window.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -234,6 +234,28 @@ def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = N
     bytes_ += element.bytes * stages[0].n * shape.first.taps if shape.depthwise else 0
     slots = min(tile.slots, sum(s.steps for s in stages))
     return ChainPlan(tile, shape, stages, slot, slots, staging, inputs, bytes_, window)
+
+
+def direct_stages(p: ChainPlan, additions: Iterable[tuple[int, int]]) -> tuple[bool, ...]:
+    """Which stages' sums need no shared memory: every lane has runs of four channels of them.
+
+    That takes whole sums, in all warps, and pairs of fragments (`paired_channel`). additions:
+    (earlier, later) where a stage adds an earlier one's result, whose runs must be the same.
+    """
+    direct = [
+        s.steps > 0
+        and (s.warps_k, s.warps_m * s.warps_n) == (1, p.tile.warps)
+        and s.n // 8 // s.warps_n % 2 == 0
+        for s in p.stages
+    ]
+    pairs = list(additions)
+    for _ in pairs:  # one may end another
+        for earlier, later in pairs:
+            a, b = p.stages[earlier], p.stages[later]
+            alike = (a.n, a.warps_m, a.warps_n) == (b.n, b.warps_m, b.warps_n)
+            if not (direct[earlier] and direct[later] and alike):
+                direct[earlier] = direct[later] = False
+    return tuple(direct)
 
 
 def _window(tile: ChainTile, shape: ChainShape, stage: StagePlan) -> Window:
