@@ -15,11 +15,13 @@ from yolomlir.autotune import report, space
 from yolomlir.autotune.build import Built, Job
 from yolomlir.autotune.database import Database, WinnerRecord
 from yolomlir.autotune.measure import Timing
-from yolomlir.autotune.network_stage import Alternatives, exchange
+from yolomlir.autotune.network_stage import Alternatives, exchange, most_modest, share_of_gpu
 from yolomlir.autotune.search import NOISE, Plan, Progress
 from yolomlir.autotune.session import TuningResult, tune
 from yolomlir.autotune.workload import Workload
+from yolomlir.codegen.gpu.kernel import Launch
 from yolomlir.diagnostics import InternalError, UserError
+from yolomlir.target import target_named
 
 FEW = Plan(first=4, random=2, batch=4, patience=1, most=16, rounds=1)
 
@@ -379,6 +381,37 @@ def test_exchanges_stop_when_the_time_is_up() -> None:
     found = exchange(alternatives("a", "b", "c"), _Graph(costs), lambda: next(left))  # type: ignore[arg-type]
     assert found.tried == 1
     assert found.chosen == {"c": "c1", "a": "a0", "b": "b0"}
+
+
+def taking(key: str, blocks: int, shared_bytes: int = 0, registers: int = 32) -> Built:
+    launch = Launch("f", (blocks, 1, 1), (128, 1, 1), shared_bytes, ())
+    return Built("f", "conv2d", key, launch, registers=registers)
+
+
+def test_a_share_of_the_gpu_is_of_what_is_taken_most() -> None:
+    target = target_named("sm_90")
+    room = target.shared_memory_per_sm_bytes
+    half = target.multiprocessors // 2
+    assert share_of_gpu(taking("a", half, room), target) == 0.5
+    assert share_of_gpu(taking("a", half, room // 2), target) == pytest.approx(0.25, rel=0.01)
+    assert share_of_gpu(taking("a", half, 0, registers=256), target) == 0.25  # half its registers
+    assert share_of_gpu(taking("a", half), target) == 0.5 * 128 / target.threads_per_sm
+    assert share_of_gpu(taking("a", 100 * half, room), target) == 1
+
+
+def test_the_most_modest_alternative_is_tried_as_well() -> None:
+    target = target_named("sm_90")
+    room, blocks = target.shared_memory_per_sm_bytes, target.multiprocessors
+    winner = taking("w", blocks, room // 2)
+    others = [
+        taking("a", blocks, room // 3),
+        taking("b", blocks, room // 8),
+        taking("c", blocks, room),
+    ]
+    assert most_modest(winner, others, target) == (others[1],)
+    assert most_modest(winner, [others[2]], target) == ()
+    assert most_modest(winner, [], target) == ()
+    assert most_modest(others[1], [winner, others[0]], target) == ()
 
 
 # ---- the report ---------------------------------------------------------------------------------

@@ -7,17 +7,21 @@ run side by side, and a tile that is fastest alone may leave no room for either.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from yolomlir.autotune.build import Built
 from yolomlir.autotune.measure import Measure, Timing
+from yolomlir.target import Target
 
 logger = logging.getLogger(__name__)
 
 _SAMPLES = 9
 GAIN = 0.003
 """Relative gain of the whole inference from which an alternative is taken, seen twice."""
+_CLEARLY = 0.75
+"""Of the winner's share of the GPU, what a modest alternative takes at most."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,28 @@ class NetworkResult:
     after: Timing
     chosen: dict[str, str]
     tried: int
+
+
+def share_of_gpu(built: Built, target: Target) -> float:
+    """The part of all multiprocessors' room that a launch takes at once, of what it takes most of:
+    shared memory, registers or threads. 1 at most: further blocks wait."""
+    launch = built.launch
+    assert launch is not None
+    threads = math.prod(launch.block)
+    block = max(
+        launch.shared_bytes / target.shared_memory_per_sm_bytes,
+        threads * built.registers / target.registers_per_sm,
+        threads / target.threads_per_sm,
+    )
+    return min(1.0, math.prod(launch.grid) * block / target.multiprocessors)
+
+
+def most_modest(winner: Built, others: Sequence[Built], target: Target) -> tuple[Built, ...]:
+    """The one of the others that takes the least of the GPU, if that is clearly less than the
+    winner does: what runs beside it, or is to start before it ends, finds room."""
+    limit = _CLEARLY * share_of_gpu(winner, target)
+    best = min(others, key=lambda b: (share_of_gpu(b, target), b.key), default=None)
+    return (best,) if best is not None and share_of_gpu(best, target) <= limit else ()
 
 
 def exchange(

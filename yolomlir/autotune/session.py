@@ -12,7 +12,7 @@ from yolomlir.autotune.build import Builder, ProcessBuilder
 from yolomlir.autotune.calibration import shipped_calibration
 from yolomlir.autotune.database import Database, WinnerRecord
 from yolomlir.autotune.measure import CudaMeasure, Measure
-from yolomlir.autotune.network_stage import Alternatives, NetworkResult, exchange
+from yolomlir.autotune.network_stage import Alternatives, NetworkResult, exchange, most_modest
 from yolomlir.autotune.search import Plan, Progress, Report, Tuner
 from yolomlir.autotune.tables import Table, TableEntry
 from yolomlir.autotune.workload import Case, Workload
@@ -24,6 +24,9 @@ _SEARCH_SHARE = 0.72
 """Of the budget, from the start on; the rest measures finalists again and tries the whole graph."""
 _CLOSE = 1.05
 """A candidate this much slower than the fastest may still be the better one in the whole graph."""
+_MODEST, _MODEST_TRIED = 1.3, 6
+"""One so much slower may be as well if it leaves room for what runs beside it; how many of these,
+the fastest first, are looked at."""
 
 
 @dataclass(frozen=True)
@@ -194,13 +197,16 @@ def _whole_graph(
     if time_left() <= 0:
         return None
     wanted = {name: _close(run, tuner, name) for name in run.keys}
-    tuner.complete(wanted)
+    slower = {name: _slower(run, tuner, name) for name in run.keys}
+    tuner.complete({name: [*keys, *slower[name]] for name, keys in wanted.items()})
     alternatives = []
     for name, keys in wanted.items():
         kept = tuner.built[name]
         candidates = tuple(kept[key] for key in keys if key in kept)
         if not candidates or candidates[0].key != keys[0]:
             return None
+        others = [kept[key] for key in slower[name] if key in kept]
+        candidates += most_modest(candidates[0], others, run.workload.target)
         winner = run.winner(name)
         assert winner is not None
         weight = run.workload.cases[name].count * winner.us
@@ -232,6 +238,18 @@ def _close(run: _Run, tuner: Tuner, name: str) -> list[str]:
         if search.times[key].final and search.times[key].us <= _CLOSE * winner.us
     ]
     return list(dict.fromkeys([winner.tile, *near]))
+
+
+def _slower(run: _Run, tuner: Tuner, name: str) -> list[str]:
+    """What is slower than these, not by much; nothing where the winner was known before."""
+    winner = run.winner(name)
+    assert winner is not None
+    if name not in run.unknown():
+        return []
+    search = tuner.searches[name]
+    keys = [k for k in search.fastest() if search.times[k].us <= _MODEST * winner.us]
+    near = _close(run, tuner, name)
+    return [key for key in keys if key not in near][:_MODEST_TRIED]
 
 
 __all__ = ["Row", "TuningResult", "tune"]
