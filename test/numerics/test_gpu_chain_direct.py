@@ -21,7 +21,7 @@ def direct(case: ChainCase, tile: ChainTile) -> tuple[bool, ...]:
     additions = [
         (link.add, later) for later, link in enumerate(case.links) if isinstance(link.add, int)
     ]
-    return direct_stages(plan(tile, shape_of_case(case)), additions)
+    return direct_stages(plan(tile, shape_of_case(case)).stages, tile.warps, additions)
 
 
 # A result that a later stage adds; one that is stored, too; channels that no tile divides.
@@ -74,8 +74,8 @@ def test_they_meet_once_a_stage():
 
 def test_a_stage_and_the_one_that_adds_its_result_have_the_same_runs():
     """The second stage's sums are those of several warps, so the first's go that way, too."""
-    p = plan(ChainTile(16, 1, 4, 2, 3), shape_of_case(ADDED))
-    assert [s.warps_k for s in p.stages] == [1, 1, 1, 2]
-    assert direct_stages(p, [(0, 2)]) == (True, True, True, False)
-    assert direct_stages(p, [(0, 3)]) == (False, True, True, False)
-    assert direct_stages(p, [(0, 1), (1, 3), (0, 2)]) == (False, False, False, False)
+    stages = plan(ChainTile(16, 1, 4, 2, 3), shape_of_case(ADDED)).stages
+    assert [s.warps_k for s in stages] == [1, 1, 1, 2]
+    assert direct_stages(stages, 4, [(0, 2)]) == (True, True, True, False)
+    assert direct_stages(stages, 4, [(0, 3)]) == (False, True, True, False)
+    assert direct_stages(stages, 4, [(0, 1), (1, 3), (0, 2)]) == (False, False, False, False)

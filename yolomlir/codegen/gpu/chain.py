@@ -116,8 +116,8 @@ class ChainKernel:
         self.rank = k.block_y if p.tile.cluster_n > 1 else Int.of(0)
         self.lane, self.warp = k.thread % 32, k.thread // 32
         bytes_, dtype = self.element.bytes, self.element.name
-        end = bytes_ * p.slots * p.slot
-        self.ring = k.shared(dtype, p.slots * p.slot)
+        end = bytes_ * sum(p.ring)
+        self.ring = k.shared(dtype, sum(p.ring))
         staged = k.shared("float32", p.scratch_bytes // 4, offset_bytes=end)
         self.scratch = staged
         if self.element is not FLOAT32:  # the same memory for a window
@@ -190,7 +190,7 @@ class ChainKernel:
 
     def _load_weights(self, step: int) -> None:
         index, within = self.order[step]
-        slot = step % self.plan.slots * self.plan.slot
+        slot = self.plan.slot(step)
         if not self.plan.loaded_rows(index):  # the loader leaves room for an input's tile
             slot -= self.plan.tile.block_m * self.plan.stages[index].block_k
         self.weights[index].load(Int.of(within), Int.of(slot))
@@ -202,8 +202,7 @@ class ChainKernel:
     def _load_input(self, step: int) -> None:
         index, within = self.order[step]
         if index == 0 and self.source is not None:
-            slot = step % self.plan.slots * self.plan.slot
-            self.source.load(Int.of(within), Int.of(slot))
+            self.source.load(Int.of(within), Int.of(self.plan.slot(step)))
 
     def _steps(self, committed: int) -> None:
         """Every step of every stage, and each stage's epilogue after its last."""
@@ -236,7 +235,7 @@ class ChainKernel:
             if within == 0:
                 self.store.store_late()
                 self.exchange.receive(index)
-            sums = warps.multiply_step(index, within, step % p.slots * p.slot, sums)
+            sums = warps.multiply_step(index, within, p.slot(step), sums)
             if within < stage.steps - 1:
                 continue
             if self.overlap and step == p.steps - 1:

@@ -96,7 +96,7 @@ class ChainStore:
             for number in stage.epilogue.element
             if number >= STAGE
         ]
-        self.direct = direct_stages(plan, additions)
+        self.direct = direct_stages(plan.stages, plan.tile.warps, additions)
         """Which stages' sums do not go through shared memory."""
         self._unstored: tuple[int, list[list[ir.Value]]] | None = None
         """A stage's result that is to go to global memory, too, and has not yet."""

@@ -10,7 +10,7 @@ of them (`rows`), whose inputs come at once as a window (`chain_window.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -134,8 +134,8 @@ class StagePlan:
 class ChainPlan:
     """A tile worked out for a shape; sizes of parts of one block's shared memory.
 
-    slot: elements of a buffer of the ring. staging: floats of the partial sums. inputs: elements of
-    each later stage's input. vector_bytes: of the channel vectors (one a stage is assumed where
+    ring: elements of each buffer of the ring. staging: floats of the partial sums. inputs: elements
+    of each later stage's input. vector_bytes: of the channel vectors (one a stage is assumed where
     tiles are chosen), and of the weights of a depthwise first stage. window: of the first stage's
     input; it shares its memory with the partial sums.
     """
@@ -143,8 +143,7 @@ class ChainPlan:
     tile: ChainTile
     shape: ChainShape
     stages: tuple[StagePlan, ...]
-    slot: int
-    slots: int
+    ring: tuple[int, ...]
     staging: int
     inputs: tuple[int, ...]
     vector_bytes: int
@@ -161,9 +160,18 @@ class ChainPlan:
         return sum(stage.steps for stage in self.stages)
 
     @property
+    def slots(self) -> int:
+        """Buffers of the ring."""
+        return len(self.ring)
+
+    def slot(self, step: int) -> int:
+        """Where in the ring the operands of a step are, in elements."""
+        return sum(self.ring[: step % self.slots])
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        elements = self.slots * self.slot + sum(self.inputs)
+        elements = sum(self.ring) + sum(self.inputs)
         inner = self.shape.element.bytes * elements + self.scratch_bytes + self.vector_bytes
         return inner + self.barrier_bytes
 
@@ -225,18 +233,26 @@ def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = N
     window = _window(tile, shape, stages[0]) if tile.rows else None
     first = tile.block_m if window is None else 0
     loads = [first if index == 0 else 0 for index in range(len(stages))]
-    pairs = [(rows, s) for rows, s in zip(loads, stages, strict=True) if s.steps]
-    slot = max((rows + s.n) * s.block_k for rows, s in pairs)
-    staging = max(s.warps_k * tile.block_m * s.staged_row for _, s in pairs)
+    pairs = list(zip(loads, stages, strict=True))
+    steps = [(rows + s.n) * s.block_k for rows, s in pairs for _ in range(s.steps)]
+    slots = min(tile.slots, len(steps))
+    ring = tuple(max(steps[slot::slots]) for slot in range(slots))
+    # Where a stage adds the result of another, which one is known to the kernel only.
+    direct = (False,) * len(stages) if shape.kept else direct_stages(stages, tile.warps)
+    staging = max(
+        s.warps_k * tile.block_m * s.staged_row if s.steps and not without else 0
+        for s, without in zip(stages, direct, strict=True)
+    )
     inputs = tuple(tile.block_m * (s.padded_k + element.chunk) for s in stages[1:])
     counts = vectors or (1,) * len(stages)
     bytes_ = 4 * sum(s.n * count for s, count in zip(stages, counts, strict=True))
     bytes_ += element.bytes * stages[0].n * shape.first.taps if shape.depthwise else 0
-    slots = min(tile.slots, sum(s.steps for s in stages))
-    return ChainPlan(tile, shape, stages, slot, slots, staging, inputs, bytes_, window)
+    return ChainPlan(tile, shape, stages, ring, staging, inputs, bytes_, window)
 
 
-def direct_stages(p: ChainPlan, additions: Iterable[tuple[int, int]]) -> tuple[bool, ...]:
+def direct_stages(
+    stages: Sequence[StagePlan], warps: int, additions: Iterable[tuple[int, int]] = ()
+) -> tuple[bool, ...]:
     """Which stages' sums need no shared memory: every lane has runs of four channels of them.
 
     That takes whole sums, in all warps, and pairs of fragments (`paired_channel`). additions:
@@ -244,14 +260,14 @@ def direct_stages(p: ChainPlan, additions: Iterable[tuple[int, int]]) -> tuple[b
     """
     direct = [
         s.steps > 0
-        and (s.warps_k, s.warps_m * s.warps_n) == (1, p.tile.warps)
+        and (s.warps_k, s.warps_m * s.warps_n) == (1, warps)
         and s.n // 8 // s.warps_n % 2 == 0
-        for s in p.stages
+        for s in stages
     ]
     pairs = list(additions)
     for _ in pairs:  # one may end another
         for earlier, later in pairs:
-            a, b = p.stages[earlier], p.stages[later]
+            a, b = stages[earlier], stages[later]
             alike = (a.n, a.warps_m, a.warps_n) == (b.n, b.warps_m, b.warps_n)
             if not (direct[earlier] and direct[later] and alike):
                 direct[earlier] = direct[later] = False
@@ -442,7 +458,7 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
     products = 3 if precision == "fp32" else 1
     bytes_, k_step = shape.element.bytes, shape.element.k_step
     copied, worked = 0.0, _START + (_CLUSTER_START if tile.cluster_n > 1 else 0.0)
-    ahead = p.slots * p.slot * bytes_
+    ahead = sum(p.ring) * bytes_
     if p.window is not None:  # no product begins before all of it is there
         worked += bytes_ * p.window.loaded * sharing / port
     for index, (stage, (k, _)) in enumerate(zip(p.stages, shape.sizes(), strict=True)):
