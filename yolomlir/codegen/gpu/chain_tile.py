@@ -347,8 +347,8 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         runs = -(-tile.block_m * stage.n // (4 * threads))
         kept += runs if index in shape.kept else 0
         most = _MAX_RUNS
-        if not stage.steps and p.window is None and threads > 256:
-            most //= 2  # the taps of several runs are on their way at once
+        if not stage.steps and p.window is None and (threads > 256 or shape.element.packed > 1):
+            most //= 2  # ptxas has the taps of all runs on their way, short float16 above all
         if runs > most:
             return f"{runs} runs a thread in an epilogue; at most {most}"
         if not stage.steps:
