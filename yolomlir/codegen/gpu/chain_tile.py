@@ -347,8 +347,8 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         runs = -(-tile.block_m * stage.n // (4 * threads))
         kept += runs if index in shape.kept else 0
         most = _MAX_RUNS
-        if not stage.steps and p.window is None and (threads > 256 or shape.element.packed > 1):
-            most //= 2  # ptxas has the taps of all runs on their way, short float16 above all
+        if not stage.steps and p.window is None:  # ptxas has the taps of all runs on their way
+            most //= (2 if threads > 256 else 1) * shape.element.packed
         if runs > most:
             return f"{runs} runs a thread in an epilogue; at most {most}"
         if not stage.steps:
@@ -399,10 +399,10 @@ def tile_space(shape: ChainShape, target: Target, precision: str) -> Iterator[Ch
                         if objection(tile, shape, target, precision) is None:
                             yield tile
     if shape.first.taps > 1:
-        yield from _windowed(shape, target, precision)
+        yield from window_space(shape, target, precision)
 
 
-def _windowed(shape: ChainShape, target: Target, precision: str) -> Iterator[ChainTile]:
+def window_space(shape: ChainShape, target: Target, precision: str) -> Iterator[ChainTile]:
     """The candidates of a window: its size leaves fewer choices than loading by steps."""
     for (block_m, rows), cluster_n, warps in product(_RECTANGLES, (1, 2, 4), (4, 8, 16)):
         for step_kib, slots in _RINGS:
@@ -521,5 +521,5 @@ def default_tile(shape: ChainShape, target: Target, precision: str) -> ChainTile
 
 __all__ = [
     "ChainPlan", "ChainShape", "ChainTile", "StagePlan", "default_tile", "estimate_us",
-    "objection", "plan", "tile_space",
+    "objection", "plan", "tile_space", "window_space",
 ]  # fmt: skip
