@@ -83,10 +83,16 @@ def _(op: ir.Operation, weights: Layout) -> Demand:
     return Demand(Strength.REQUIRED, (Layout.NHWC,), (Layout.NHWC,))
 
 
-@layout_rule("yolo.detect")
+@layout_rule("yolo.detect", "yolo.candidates")
 def _(op: ir.Operation, weights: Layout) -> Demand:
     """An anchor's logits are contiguous; the rows that come out have no spatial order."""
     return Demand(Strength.REQUIRED, (Layout.NHWC,) * len(op.operands), (None,))
+
+
+@layout_rule("yolo.merge_detections")
+def _(op: ir.Operation, weights: Layout) -> Demand:
+    """As for detection; the candidates are rows."""
+    return Demand(Strength.REQUIRED, (None, Layout.NHWC, Layout.NHWC), (None,))
 
 
 @layout_rule("yolo.max_pool2d", "yolo.concat", "yolo.slice", "yolo.upsample")

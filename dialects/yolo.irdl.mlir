@@ -151,6 +151,34 @@ irdl.dialect @yolo {
     irdl.attributes { "strides" = %strides, "max_det" = %max_det }
   }
 
+  // The best detections of the two finer levels, as @detect chooses them, with what their order goes
+  // by. Rows: x1, y1, x2, y2, score, class, logit, the largest logit of its anchor; best first.
+  irdl.operation @candidates {
+    %box_p3 = irdl.base "!builtin.tensor"
+    %box_p4 = irdl.base "!builtin.tensor"
+    %class_p3 = irdl.base "!builtin.tensor"
+    %class_p4 = irdl.base "!builtin.tensor"
+    %y = irdl.base "!builtin.tensor"
+    %strides = irdl.base "#builtin.dense_array"
+    %max_det = irdl.base "#builtin.integer"
+    irdl.operands(box_p3: %box_p3, box_p4: %box_p4, class_p3: %class_p3, class_p4: %class_p4)
+    irdl.results(y: %y)
+    irdl.attributes { "strides" = %strides, "max_det" = %max_det }
+  }
+
+  // The best of the candidates of finer levels and of one more level. Of equal logits that of the
+  // anchor with the larger largest comes first, then the candidates, in their order.
+  irdl.operation @merge_detections {
+    %candidates = irdl.base "!builtin.tensor"
+    %box = irdl.base "!builtin.tensor"
+    %class = irdl.base "!builtin.tensor"
+    %y = irdl.base "!builtin.tensor"
+    %stride = irdl.base "#builtin.integer"
+    irdl.operands(candidates: %candidates, box: %box, class: %class)
+    irdl.results(y: %y)
+    irdl.attributes { "stride" = %stride }
+  }
+
   // The only op that moves data between layouts: same logical tensor, another physical order.
   irdl.operation @convert_layout {
     %x = irdl.base "!builtin.tensor"

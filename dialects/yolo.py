@@ -20,6 +20,8 @@ DISPATCH = "yolo.dispatch"
 """Unit attribute of a `func.call` that is one kernel launch."""
 LEVELS = 3
 """Levels of the detection head: strides 8, 16 and 32."""
+CANDIDATE_COLUMNS = 8
+"""Of a candidate: x1, y1, x2, y2, score, class, logit, the largest logit of its anchor."""
 _DEFINITION = Path(__file__).with_name("yolo.irdl.mlir")
 
 
@@ -311,6 +313,41 @@ def detect(
     return _build("detect", [*boxes, *classes], result, attributes, loc)
 
 
+def candidates(
+    boxes: Sequence[ir.Value],
+    classes: Sequence[ir.Value],
+    *,
+    strides: Sequence[int],
+    max_det: int,
+    loc: ir.Location | None = None,
+) -> ir.Value:
+    """The first stage of a detection in two: of the two finer levels' maps (as `detect`'s) the rows
+    [N, max_det, 8] that it would give, each followed by its logit and its anchor's largest."""
+    n = shape_of(boxes[0])[0]
+    attributes = {
+        "strides": ir.DenseI64ArrayAttr.get(list(strides)),
+        "max_det": _i64(max_det),
+    }
+    result = ir.RankedTensorType.get([n, max_det, CANDIDATE_COLUMNS], ir.F32Type.get())
+    return _build("candidates", [*boxes, *classes], result, attributes, loc)
+
+
+def merge_detections(
+    rows: ir.Value,
+    box: ir.Value,
+    classes: ir.Value,
+    *,
+    stride: int,
+    loc: ir.Location | None = None,
+) -> ir.Value:
+    """The second stage: `candidates` [N, max_det, 8] and the last level's maps [N, 4, H, W] and
+    [N, classes, H, W] to what `detect` gives of all levels, [N, max_det, 6]."""
+    n, max_det, _ = shape_of(rows)
+    result = ir.RankedTensorType.get([n, max_det, 6], ir.F32Type.get())
+    operands = [rows, box, classes]
+    return _build("merge_detections", operands, result, {"stride": _i64(stride)}, loc)
+
+
 def convert_layout(x: ir.Value, layout: Layout, *, loc: ir.Location | None = None) -> ir.Value:
     """The same logical tensor in another physical order."""
     type_ = ir.RankedTensorType(x.type)
@@ -547,24 +584,53 @@ def _(op: ir.Operation) -> None:
     _same_element(op, [op.operands[0], op.results[0]])
 
 
-@_verifier("detect")
-def _(op: ir.Operation) -> None:
-    _four_dimensional(op, op.operands)
-    maps = list(op.operands)
+def _detection_maps(op: ir.Operation, maps: Sequence[ir.Value], max_det: int) -> None:
+    """Box maps, then class maps, a level each, that have max_det anchors."""
+    _four_dimensional(op, maps)
     for value in maps:
         _expect(op, "element type of a map", "f32", element_of(value))
-    _expect(op, "number of strides", LEVELS, len(integers(op, "strides")))
-    classes = shape_of(maps[LEVELS])[1]
+    levels = len(maps) // 2
+    images, classes = shape_of(maps[0])[0], shape_of(maps[levels])[1]
     anchors = 0
-    for box, logits in zip(maps[:LEVELS], maps[LEVELS:], strict=True):
+    for box, logits in zip(maps[:levels], maps[levels:], strict=True):
         n, four, height, width = shape_of(box)
+        _expect(op, "images of a map", images, n)
         _expect(op, "box channels", 4, four)
         _expect(op, "class map shape", [n, classes, height, width], shape_of(logits))
         anchors += height * width
-    max_det = integer(op, "max_det")
     if not 1 <= max_det <= anchors:
         _fail(op, f"max_det is {max_det}; it must be in [1, {anchors}], the number of anchors")
-    _expect(op, "result shape", [n, max_det, 6], shape_of(op.results[0]))
+
+
+@_verifier("detect")
+def _(op: ir.Operation) -> None:
+    _expect(op, "number of strides", LEVELS, len(integers(op, "strides")))
+    max_det = integer(op, "max_det")
+    _detection_maps(op, list(op.operands), max_det)
+    images = shape_of(op.operands[0])[0]
+    _expect(op, "result shape", [images, max_det, 6], shape_of(op.results[0]))
+
+
+@_verifier("candidates")
+def _(op: ir.Operation) -> None:
+    _expect(op, "number of strides", LEVELS - 1, len(integers(op, "strides")))
+    max_det = integer(op, "max_det")
+    _detection_maps(op, list(op.operands), max_det)
+    shape = [shape_of(op.operands[0])[0], max_det, CANDIDATE_COLUMNS]
+    _expect(op, "result shape", shape, shape_of(op.results[0]))
+
+
+@_verifier("merge_detections")
+def _(op: ir.Operation) -> None:
+    rows, maps = op.operands[0], list(op.operands)[1:]
+    if len(shape_of(rows)) != 3:
+        _fail(op, f"operand 0 has rank {len(shape_of(rows))}; expected 3 (N, rows, columns)")
+    _expect(op, "element type of the candidates", "f32", element_of(rows))
+    images, max_det, columns = shape_of(rows)
+    _expect(op, "columns of the candidates", CANDIDATE_COLUMNS, columns)
+    _detection_maps(op, maps, max_det)
+    _expect(op, "images of the candidates", shape_of(maps[0])[0], images)
+    _expect(op, "result shape", [images, max_det, 6], shape_of(op.results[0]))
 
 
 @_verifier("convert_layout")

@@ -21,6 +21,12 @@ from yolomlir.bindings import ir
 
 VIEWS = ("yolo.slice", "yolo.concat", "yolo.upsample")
 """Ops that `yolo-concat-views` makes addressing; they are no kernels yet."""
+_DETECTIONS = {
+    "yolo.detect": naming.DETECT,
+    "yolo.candidates": naming.DETECT,
+    "yolo.merge_detections": naming.MERGE,
+}
+"""Families of the ops that choose detections."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +92,10 @@ class FormDispatches(Pass):
         for op in [op for op in operations(block) if op.name == "yolo.attention"]:
             self._attention(op, outliner, context)
         for op in operations(block):
-            if op.name == "yolo.detect":
+            if op.name in _DETECTIONS:
                 maps = list(op.operands)
                 if len(set(maps)) == len(maps):
-                    outliner.outline([op], maps, naming.DETECT, naming.detect_name(op))
+                    outliner.outline([op], maps, _DETECTIONS[op.name], naming.detect_name(op))
                     context.count(self, "detections")
         for op in operations(block):
             self._alone(op, outliner, context)

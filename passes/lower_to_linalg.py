@@ -18,6 +18,8 @@ FAMILY = "yolo.family"
 _PARAMETERS = {
     "yolo.attention": ("heads", "key_dim", "head_dim", "scale"),
     "yolo.detect": ("strides", "max_det"),
+    "yolo.candidates": ("strides", "max_det"),
+    "yolo.merge_detections": ("stride",),
 }
 """Attributes of ops that a code generator wants and linalg does not show; kept on the function."""
 _CHANNELS = 3

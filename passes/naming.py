@@ -15,6 +15,7 @@ DEPTHWISE = "depthwise"
 MAX_POOL = "max_pool"
 ATTENTION = "attention"
 DETECT = "detect"
+MERGE = "merge_detections"
 ELEMENTWISE = "elementwise"
 """What no other family takes: ops that no convolution absorbed, and copies for lack of a view."""
 
@@ -88,12 +89,14 @@ def attention_name(attention: ir.Operation, encoded: bool) -> str:
 
 
 def detect_name(detect: ir.Operation) -> str:
-    """`detect_8400x80_300`: anchors, classes, rows."""
-    maps = list(detect.operands)
-    anchors = sum(prod(yolo.shape_of(v)[2:]) for v in maps[: yolo.LEVELS])
+    """`detect_8400x80_300`: anchors, classes, rows; so, too, `candidates_…`, `merge_detections_…`,
+    of the anchors whose maps it reads."""
+    maps = [v for v in detect.operands if len(yolo.shape_of(v)) == 4]
+    anchors = sum(prod(yolo.shape_of(v)[2:]) for v in maps[: len(maps) // 2])
     batch, classes = yolo.shape_of(maps[-1])[:2]
     images = f"{batch}x" if batch > 1 else ""
-    return f"{DETECT}_{images}{anchors}x{classes}_{yolo.integer(detect, 'max_det')}"
+    rows = yolo.shape_of(detect.results[0])[1]
+    return f"{detect.name.split('.')[1]}_{images}{anchors}x{classes}_{rows}"
 
 
 def op_name(op: ir.Operation) -> str:

@@ -19,6 +19,8 @@ from yolomlir.remarks import remark
 PRECISION = "yolo.precision"
 LARGEST = float(np.finfo(np.float16).max)
 """65504, the largest finite float16."""
+_WIDE = ("yolo.detect", "yolo.candidates", "yolo.merge_detections", "func.return")
+"""Ops whose tensors all stay float32."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +165,9 @@ def _tied(block: ir.Block) -> _Ties:
     for argument in block.arguments:
         ties.widen(argument)
     for op in operations(block):
-        if op.name in ("yolo.detect", "func.return"):
-            for operand in op.operands:
-                ties.widen(operand)
+        if op.name in _WIDE:
+            for value in [*op.operands, *op.results]:
+                ties.widen(value)
         elif op.name == "yolo.normalize":
             ties.widen(op.results[0])
         elif op.name == "yolo.conv2d":

@@ -254,13 +254,31 @@ def _(op: ir.Operation, qkv: Array) -> Array:
 
 @_rule("detect")
 def _(op: ir.Operation, *maps: Array) -> Array:
-    boxes, classes = maps[: yolo.LEVELS], maps[yolo.LEVELS :]
-    strides = yolo.integers(op, "strides")
+    return _best(maps, yolo.integers(op, "strides"), yolo.integer(op, "max_det"))[..., :6]
+
+
+@_rule("candidates")
+def _(op: ir.Operation, *maps: Array) -> Array:
+    return _best(maps, yolo.integers(op, "strides"), yolo.integer(op, "max_det"))
+
+
+@_rule("merge_detections")
+def _(op: ir.Operation, rows: Array, *maps: Array) -> Array:
+    count = rows.shape[1]
+    both = np.concatenate([rows, _best(maps, [yolo.integer(op, "stride")], count)], axis=1)
+    logit, largest = -both[..., 6], -both[..., 7]
+    chosen = [np.lexsort(keys)[:count] for keys in zip(largest, logit, strict=True)]
+    return np.stack([image[order, :6] for image, order in zip(both, chosen, strict=True)])
+
+
+def _best(maps: Sequence[Array], strides: Sequence[int], count: int) -> Array:
+    """Detections [N, count, 8] of some levels' box maps and class maps, with their logits and
+    their anchors' largest."""
+    boxes, classes = maps[: len(strides)], maps[len(strides) :]
     corners = np.concatenate(
         [_decode(box, stride) for box, stride in zip(boxes, strides, strict=True)], axis=1
     )
     logits = np.concatenate([_rows(m) for m in classes], axis=1)
-    count = yolo.integer(op, "max_det")
     return np.stack([_select(c, s, count) for c, s in zip(corners, logits, strict=True)])
 
 
@@ -279,13 +297,15 @@ def _decode(box: Array, stride: int) -> Array:
 
 
 def _select(corners: Array, logits: Array, count: int) -> Array:
-    """The two-stage top-k of one image: [count, 6]. Of equal scores the earlier one comes first."""
-    anchors = np.argsort(-logits.max(axis=1), kind="stable")[:count]
+    """The two-stage top-k of one image: [count, 8]. Of equal scores the earlier one comes first."""
+    largest = logits.max(axis=1)
+    anchors = np.argsort(-largest, kind="stable")[:count]
     flat = logits[anchors].reshape(-1)
     winners = np.argsort(-flat, kind="stable")[:count]
     which, label = np.divmod(winners, logits.shape[1])
-    scores = sigmoid(flat[winners])
-    return np.column_stack([corners[anchors[which]], scores, label.astype(np.float64)])
+    found, logit = anchors[which], flat[winners]
+    columns = [corners[found], sigmoid(logit), label.astype(np.float64), logit, largest[found]]
+    return np.column_stack(columns)
 
 
 def sigmoid(x: Array) -> Array:

@@ -125,6 +125,31 @@ func.func @attention_and_detect(%b: !b, %c: !c, %q: !q) {
   %3 = "yolo.detect"(%b, %b, %b, %c, %b, %c) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!b, !b, !b, !c, !b, !c) -> tensor<1x5x6xf32>
   // expected-error @below {{box channels is 3; expected 4}}
   %4 = "yolo.detect"(%c, %b, %b, %c, %c, %c) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!c, !b, !b, !c, !c, !c) -> tensor<1x5x6xf32>
+  // expected-error @below {{max_det is 9; it must be in [1, 8], the number of anchors}}
+  %5 = "yolo.candidates"(%b, %b, %c, %c) {strides = array<i64: 8, 16>, max_det = 9 : i64} : (!b, !b, !c, !c) -> tensor<1x9x8xf32>
+  // expected-error @below {{result shape is [1, 4, 6]; expected [1, 4, 8]}}
+  %6 = "yolo.candidates"(%b, %b, %c, %c) {strides = array<i64: 8, 16>, max_det = 4 : i64} : (!b, !b, !c, !c) -> tensor<1x4x6xf32>
+  return
+}
+
+// -----
+
+!b = tensor<1x4x2x2xf32>
+!c = tensor<1x3x2x2xf32>
+!two = tensor<2x4x2x2xf32>
+!rows = tensor<1x4x8xf32>
+!y = tensor<1x4x6xf32>
+func.func @merge_detections(%r: !rows, %b: !b, %c: !c, %two: !two, %y: !y, %five: tensor<1x5x8xf32>) {
+  // expected-error @below {{columns of the candidates is 6; expected 8}}
+  %0 = "yolo.merge_detections"(%y, %b, %c) {stride = 32 : i64} : (!y, !b, !c) -> !y
+  // expected-error @below {{max_det is 5; it must be in [1, 4], the number of anchors}}
+  %1 = "yolo.merge_detections"(%five, %b, %c) {stride = 32 : i64} : (tensor<1x5x8xf32>, !b, !c) -> tensor<1x5x6xf32>
+  // expected-error @below {{images of the candidates is 1; expected 2}}
+  %2 = "yolo.merge_detections"(%r, %two, %two) {stride = 32 : i64} : (!rows, !two, !two) -> !y
+  // expected-error @below {{operand 0 has rank 4; expected 3}}
+  %3 = "yolo.merge_detections"(%b, %b, %c) {stride = 32 : i64} : (!b, !b, !c) -> !y
+  // expected-error @below {{result shape is [1, 4, 8]; expected [1, 4, 6]}}
+  %4 = "yolo.merge_detections"(%r, %b, %c) {stride = 32 : i64} : (!rows, !b, !c) -> !rows
   return
 }
 

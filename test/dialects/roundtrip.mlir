@@ -42,6 +42,10 @@ func.func @every_op(%image: !image) -> tensor<1x5x6xf32> {
   %11 = "yolo.attention"(%8) {heads = 1 : i64, key_dim = 2 : i64, head_dim = 4 : i64, scale = 0.5} : (!c) -> !n
   // CHECK: "yolo.detect"(%{{.*}}) {max_det = 5 : i64, strides = array<i64: 8, 16, 32>}
   %12 = "yolo.detect"(%9, %10, %11, %1, %1, %1) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!n, !n, !n, !n, !n, !n) -> tensor<1x5x6xf32>
+  // CHECK: %[[C:.*]] = "yolo.candidates"(%{{.*}}) {max_det = 5 : i64, strides = array<i64: 8, 16>}
+  %13 = "yolo.candidates"(%9, %10, %1, %1) {strides = array<i64: 8, 16>, max_det = 5 : i64} : (!n, !n, !n, !n) -> tensor<1x5x8xf32>
+  // CHECK: "yolo.merge_detections"(%[[C]], %{{.*}}) {stride = 32 : i64}
+  %14 = "yolo.merge_detections"(%13, %11, %1) {stride = 32 : i64} : (tensor<1x5x8xf32>, !n, !n) -> tensor<1x5x6xf32>
   return %12 : tensor<1x5x6xf32>
 }
 

@@ -289,6 +289,45 @@ def test_detect(n: int, classes: int, max_det: int, kind: str) -> None:
     check(got[..., 4], want[..., 4], 8 * EPSILON * want[..., 4])
 
 
+@pytest.mark.parametrize(
+    ("n", "classes", "max_det", "kind"),
+    [(2, 5, 4, "distinct"), (1, 3, 3, "few values"), (1, 4, 4, "equal"), (1, 2, 1, "signed zeros")],
+)
+def test_detection_in_two_stages(n: int, classes: int, max_det: int, kind: str) -> None:
+    """Bit for bit what one stage gives."""
+    sides, strides = [(6, 5), (3, 3), (2, 2)], [8, 16, 32]
+    rng = np.random.default_rng(classes)
+    make = {
+        "distinct": lambda shape: rng.normal(-4, 3, shape),
+        "few values": lambda shape: rng.integers(-2, 2, shape) / 2,
+        "equal": lambda shape: np.full(shape, -0.5),
+        "signed zeros": lambda shape: rng.choice([0.0, -0.0, -1.0], shape),
+    }[kind]
+    boxes = [rng.normal(1, 2, (n, h, w, 4)).astype(np.float32) for h, w in sides]
+    logits = [make((n, h, w, classes)).astype(np.float32) for h, w in sides]
+    types = [[image(n, channels, h, w) for h, w in sides] for channels in (4, classes)]
+    whole = lowered(
+        lambda *m: yolo.detect(m[:3], m[3:], strides=strides, max_det=max_det),
+        [*types[0], *types[1]],
+        [*boxes, *logits],
+        (n, max_det, 6),
+    )
+    rows = lowered(
+        lambda *m: yolo.candidates(m[:2], m[2:], strides=strides[:2], max_det=max_det),
+        [*types[0][:2], *types[1][:2]],
+        [*boxes[:2], *logits[:2]],
+        (n, max_det, 8),
+    )
+    both = lowered(
+        lambda *m: yolo.merge_detections(*m, stride=strides[2]),
+        [ir.RankedTensorType.get([n, max_det, 8], ir.F32Type.get()), types[0][2], types[1][2]],
+        [rows, boxes[2], logits[2]],
+        (n, max_det, 6),
+    )
+    np.testing.assert_array_equal(both, whole)
+    assert (rows[..., 7] >= rows[..., 6]).all()
+
+
 def test_functions_keep_attributes_and_parameters() -> None:
     module = build(
         lambda *m: yolo.detect(m[:3], m[3:], strides=[8, 16, 32], max_det=5),

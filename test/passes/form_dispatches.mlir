@@ -142,3 +142,22 @@ func.func @main(%b: !b, %b1: !b, %c: !c, %c1: !c, %c2: !c) -> tensor<1x5x6xf32> 
       max_det = 5 : i64} : (!b, !b, !b, !c, !c, !c) -> tensor<1x5x6xf32>
   return %2 : tensor<1x5x6xf32>
 }
+
+// -----
+
+// In two stages, it is two.
+// CHECK-LABEL: func.func @main
+// CHECK: %[[C:.*]] = call @candidates_8x3_4(%arg0, %arg1, %arg3, %arg4) {yolo.dispatch}
+// CHECK: call @merge_detections_4x3_4(%[[C]], %arg2, %arg5) {yolo.dispatch}
+// CHECK: func.func private @candidates_8x3_4
+// CHECK-SAME: yolo.family = "detect"
+// CHECK: func.func private @merge_detections_4x3_4
+// CHECK-SAME: yolo.family = "merge_detections"
+!b = tensor<1x4x2x2xf32, #yolo.layout<"nhwc">>
+!c = tensor<1x3x2x2xf32, #yolo.layout<"nhwc">>
+func.func @main(%b: !b, %b1: !b, %b2: !b, %c: !c, %c1: !c, %c2: !c) -> tensor<1x4x6xf32> {
+  %0 = "yolo.candidates"(%b, %b1, %c, %c1) {strides = array<i64: 8, 16>,
+      max_det = 4 : i64} : (!b, !b, !c, !c) -> tensor<1x4x8xf32>
+  %1 = "yolo.merge_detections"(%0, %b2, %c2) {stride = 32 : i64} : (tensor<1x4x8xf32>, !b, !c) -> tensor<1x4x6xf32>
+  return %1 : tensor<1x4x6xf32>
+}

@@ -156,6 +156,29 @@ func.func private @detect(%0: !b3, %1: !b4, %2: !b5, %3: !c3, %4: !c4, %5: !c5) 
 
 // -----
 
+// CHECK-LABEL: func.func private @candidates(
+// CHECK-SAME: yolo.max_det = 5 : i64, yolo.strides = array<i64: 8, 16>
+// CHECK: tensor.parallel_insert_slice %{{.*}} : tensor<5x8xf32> into tensor<2x5x8xf32>
+!b3 = tensor<2x4x4x4xf32, #yolo.layout<"nhwc">>
+!b4 = tensor<2x4x3x2xf32, #yolo.layout<"nhwc">>
+!c3 = tensor<2x3x4x4xf32, #yolo.layout<"nhwc">>
+!c4 = tensor<2x3x3x2xf32, #yolo.layout<"nhwc">>
+func.func private @candidates(%0: !b3, %1: !b4, %2: !c3, %3: !c4) -> tensor<2x5x8xf32> attributes {yolo.family = "detect"} {
+  %y = "yolo.candidates"(%0, %1, %2, %3) {strides = array<i64: 8, 16>, max_det = 5 : i64} : (!b3, !b4, !c3, !c4) -> tensor<2x5x8xf32>
+  return %y : tensor<2x5x8xf32>
+}
+
+// CHECK-LABEL: func.func private @merge_detections(
+// CHECK-SAME: yolo.stride = 32 : i64
+// CHECK: tensor.concat dim(0) %{{.*}} : (tensor<5x8xf32>, tensor<5x8xf32>) -> tensor<10x8xf32>
+// CHECK: tensor.parallel_insert_slice %{{.*}} : tensor<5x6xf32> into tensor<2x5x6xf32>
+func.func private @merge_detections(%0: tensor<2x5x8xf32>, %1: !b4, %2: !c4) -> tensor<2x5x6xf32> attributes {yolo.family = "merge_detections"} {
+  %y = "yolo.merge_detections"(%0, %1, %2) {stride = 32 : i64} : (tensor<2x5x8xf32>, !b4, !c4) -> tensor<2x5x6xf32>
+  return %y : tensor<2x5x6xf32>
+}
+
+// -----
+
 // float16: the contraction and the epilogue compute in float32, what is stored is rounded once.
 
 // CHECK-LABEL: func.func private @half(

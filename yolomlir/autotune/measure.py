@@ -28,7 +28,7 @@ CHAIN = 20
 _SPAN = 8
 """Values are whole numbers of at most this size, times a power of two: sums of their products are
 exact in any order, so that the outputs of all tiles of a convolution are equal bit for bit."""
-_SMOOTH = ("attention", "detect")
+_SMOOTH = ("attention", "detect", "merge_detections")
 """Families that get normal numbers instead: whole ones make a softmax flat, and scores equal."""
 _LARGEST = 4.0
 _ARENA = "activations"

@@ -31,7 +31,8 @@ Tile = Any
 """A family's dataclass of integers and flags, such as `ConvTile`."""
 
 _MODULES = {"depthwise": "DepthwiseTile", "max_pool": "MaxPoolTile", "attention": "AttentionTile",
-            "detect": "DetectTile", "chain": "ChainTile"}  # fmt: skip
+            "detect": "DetectTile", "merge_detections": "MergeTile",
+            "chain": "ChainTile"}  # fmt: skip
 _WITH_FLAGS = 64
 """Geometries of which every combination of flags is considered for the untuned choice."""
 _VARIETY = 3
@@ -271,6 +272,8 @@ def _listed(problem: Problem) -> tuple[Tile, ...]:
         tiles = _pool_tiles(problem, kind)
         limit = target.shared_memory_bytes
         tiles = [t for t in tiles if module.shared_bytes(problem.shape, t) <= limit]
+    elif problem.family == "merge_detections":
+        tiles = module.tiles(problem.shape, target)
     elif problem.family == "attention":
         tiles = module.tiles(problem.shape, target, problem.precision)
         limit = target.shared_memory_bytes

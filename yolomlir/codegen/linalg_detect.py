@@ -9,12 +9,16 @@ the winners only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from yolomlir.codegen.linalg_text import Mapped, Tensor, Writer
 
 _SIGN_BIT = -(1 << 31)
+_COLUMNS = 6
+"""Of a detection: x1, y1, x2, y2, score, class."""
+_WITH_KEYS = 8
+"""Of a candidate: its logit and the largest of its anchor, besides."""
 
 
 @dataclass(frozen=True)
@@ -45,30 +49,89 @@ def write(
     boxes: [N, H, W, 4] distances in strides to left, top, right, bottom of the anchor, a level
     each; logits: [N, H, W, classes].
     """
-    batch = boxes[0].shape[0]
-    flat_boxes, flat_logits = [_flatten(w, x) for x in boxes], [_flatten(w, x) for x in logits]
-    best = w.concat([_best_class(w, x) for x in flat_logits], dim=1)
-    out = w.empty((batch, max_det, 6))
+    detections = _Detections(w, boxes, logits, strides)
+    return _each_image(w, (boxes[0].shape[0], max_det, _COLUMNS), detections.rows)
+
+
+def write_candidates(
+    w: Writer,
+    boxes: Sequence[Tensor],
+    logits: Sequence[Tensor],
+    *,
+    strides: Sequence[int],
+    max_det: int,
+) -> Tensor:
+    """Rows [N, max_det, 8]: what `write` gives of these levels, each row followed by its logit and
+    by its anchor's largest."""
+    detections = _Detections(w, boxes, logits, strides)
+    return _each_image(w, (boxes[0].shape[0], max_det, _WITH_KEYS), detections.rows)
+
+
+def write_merge(
+    w: Writer, candidates: Tensor, box: Tensor, logits: Tensor, *, stride: int
+) -> Tensor:
+    """Rows [N, max_det, 6]: the best of the candidates [N, max_det, 8] and of one more level's.
+
+    Both are in order and each has all that can be among the best of both, so it is a merge: by the
+    logit, then the anchor's largest, then the place, the candidates before the level's own.
+    """
+    batch, max_det, columns = candidates.shape
+    detections = _Detections(w, [box], [logits], [stride])
+
+    def merged(_: Sequence[int]) -> Tensor:
+        later = detections.rows((max_det, columns))
+        earlier = w.extract_slice(candidates, ["%image", 0, 0], [1, max_det, columns], rank=2)
+        return _merged(w, w.concat([earlier, later], dim=0), max_det)
+
+    return _each_image(w, (batch, max_det, _COLUMNS), merged)
+
+
+def _each_image(
+    w: Writer, shape: tuple[int, int, int], rows_of: Callable[[Sequence[int]], Tensor]
+) -> Tensor:
+    """A tensor of this shape, of every image `%image` what `rows_of` writes of (rows, columns)."""
+    batch, count, columns = shape
+    out = w.empty(shape)
     result = Tensor(w.name(), out.shape)
     opening = (
         f"{result.name} = scf.forall (%image) in ({batch}) "
         f"shared_outs(%rows = {out.name}) -> ({out.type}) {{"
     )
     with w.region(opening):
-        levels, first = [], 0
-        for b, c, x, stride in zip(flat_boxes, flat_logits, boxes, strides, strict=True):
-            level = _Level(_image(w, b), _image(w, c), x.shape[2], stride, first)
-            levels.append(level)
-            first += level.anchors
-        first_stage = w.extract_slice(best, ["%image", 0], [1, best.shape[1]], rank=1)
-        rows = _one_image(w, levels, first_stage, max_det)
+        rows = rows_of((count, columns))
         with w.region("scf.forall.in_parallel {"):
-            where = f"[%image, 0, 0] [1, {max_det}, 6] [1, 1, 1]"
+            where = f"[%image, 0, 0] [1, {count}, {columns}] [1, 1, 1]"
             w.line(
                 f"tensor.parallel_insert_slice {rows.name} into %rows{where} "
                 f": {rows.type} into {out.type}"
             )
     return result
+
+
+class _Detections:
+    """The maps of some levels, flattened, and every anchor's largest logit."""
+
+    def __init__(
+        self,
+        w: Writer,
+        boxes: Sequence[Tensor],
+        logits: Sequence[Tensor],
+        strides: Sequence[int],
+    ) -> None:
+        self.w, self.widths, self.strides = w, [x.shape[2] for x in boxes], strides
+        self.boxes, self.logits = [_flatten(w, x) for x in boxes], [_flatten(w, x) for x in logits]
+        self.best = w.concat([_best_class(w, x) for x in self.logits], dim=1)
+
+    def rows(self, shape: Sequence[int]) -> Tensor:
+        """The best rows of `%image`, with `_COLUMNS` columns or `_WITH_KEYS`."""
+        w, levels, first = self.w, list[_Level](), 0
+        parts = zip(self.boxes, self.logits, self.widths, self.strides, strict=True)
+        for boxes, logits, width, stride in parts:
+            level = _Level(_image(w, boxes), _image(w, logits), width, stride, first)
+            levels.append(level)
+            first += level.anchors
+        best = w.extract_slice(self.best, ["%image", 0], [1, self.best.shape[1]], rank=1)
+        return _one_image(w, levels, best, *shape)
 
 
 def _flatten(w: Writer, x: Tensor) -> Tensor:
@@ -80,8 +143,10 @@ def _image(w: Writer, x: Tensor) -> Tensor:
     return w.extract_slice(x, ["%image", 0, 0], [1, *x.shape[1:]], rank=2)
 
 
-def _one_image(w: Writer, levels: Sequence[_Level], best: Tensor, max_det: int) -> Tensor:
-    """Rows [max_det, 6] of one image; best: every anchor's largest logit."""
+def _one_image(
+    w: Writer, levels: Sequence[_Level], best: Tensor, max_det: int, columns: int
+) -> Tensor:
+    """Rows [max_det, columns] of one image; best: every anchor's largest logit."""
     classes = levels[0].logits.shape[1]
     anchors = _top(w, _keys(w, best), max_det)
     candidates = _candidate_logits(w, levels, anchors, classes)
@@ -97,7 +162,8 @@ def _one_image(w: Writer, levels: Sequence[_Level], best: Tensor, max_det: int) 
             *_sigmoid(w),
         ],
     )
-    return _rows(w, levels, anchors, winners, scores, classes)
+    keys = (flat, best) if columns == _WITH_KEYS else ()
+    return _rows(w, levels, anchors, winners, scores, classes, keys)
 
 
 def _sigmoid(w: Writer) -> list[str]:
@@ -226,6 +292,12 @@ def _ordered(w: Writer, keys: Tensor, chosen: Tensor) -> Tensor:
     ]
     inputs, out = [Mapped(own, "a"), Mapped(own, "b")], w.filled((count,), 0, "i32")
     rank = w.generic("ab", inputs, Mapped(out, "a"), before, reduced="b")
+    return _by_rank(w, chosen, rank)
+
+
+def _by_rank(w: Writer, chosen: Tensor, rank: Tensor) -> Tensor:
+    """Each of the chosen at the place that its rank is."""
+    count = chosen.shape[0]
     zero, one, size = (w.constant(v, "index") for v in (0, 1, count))
     init = w.empty((count,), "i32")
     result, index, ordered = w.name(), w.name(), w.name()
@@ -240,6 +312,41 @@ def _ordered(w: Writer, keys: Tensor, chosen: Tensor) -> Tensor:
         written = w.op(f"tensor.insert {value} into {ordered}[{at}] : {init.type}")
         w.line(f"scf.yield {written} : {init.type}")
     return Tensor(result, init.shape, "i32")
+
+
+def _merged(w: Writer, rows: Tensor, count: int) -> Tensor:
+    """The first `count` rows, without keys, of rows in order of the keys."""
+    both = rows.shape[0]
+    columns = [w.extract_slice(rows, [0, _COLUMNS + i], [both, 1]) for i in (0, 1)]
+    logits, largest = (_keys(w, w.reshape(c, (both,), [[0, 1]])) for c in columns)
+    before = [
+        "%i = linalg.index 0 : index",
+        "%j = linalg.index 1 : index",
+        "%gt = arith.cmpi ugt, %in1, %in0 : i32",
+        "%eq = arith.cmpi eq, %in1, %in0 : i32",
+        "%lgt = arith.cmpi ugt, %in3, %in2 : i32",
+        "%leq = arith.cmpi eq, %in3, %in2 : i32",
+        "%lt = arith.cmpi ult, %j, %i : index",
+        "%place = arith.andi %leq, %lt : i1",
+        "%anchor = arith.ori %lgt, %place : i1",
+        "%tie = arith.andi %eq, %anchor : i1",
+        "%first = arith.ori %gt, %tie : i1",
+        "%one = arith.extui %first : i1 to i32",
+        "%y = arith.addi %out, %one : i32",
+    ]
+    inputs = [Mapped(x, dim) for x in (logits, largest) for dim in "ab"]
+    out = Mapped(w.filled((both,), 0, "i32"), "a")
+    rank = w.generic("ab", inputs, out, before, reduced="b")
+    number = ["%i = linalg.index 0 : index", "%y = arith.index_cast %i : index to i32"]
+    numbers = w.generic("a", [], Mapped(w.empty((both,), "i32"), "a"), number)
+    best = w.extract_slice(_by_rank(w, numbers, rank), [0], [count])
+    body = [
+        "%i = arith.index_cast %in0 : i32 to index",
+        "%c = linalg.index 1 : index",
+        f"%y = tensor.extract {rows.name}[%i, %c] : {rows.type}",
+    ]
+    out = Mapped(w.empty((count, _COLUMNS)), "a, c")
+    return w.generic("ac", [Mapped(best, "a")], out, body)
 
 
 def _candidate_logits(w: Writer, levels: Sequence[_Level], anchors: Tensor, classes: int) -> Tensor:
@@ -268,6 +375,9 @@ def _by_level(
     w: Writer, levels: Sequence[_Level], anchor: str, prefix: str, result: str, type_: str = "f32"
 ) -> list[str]:
     """Lines that define `result` as the one of {prefix}0, {prefix}1, … of the anchor's level."""
+    if len(levels) == 1:  # the one there is, under that name
+        same = f"{result} = arith.select {result}t, {prefix}0, {prefix}0 : {type_}"
+        return [f"{result}t = arith.constant true", same]
     lines, value = [], f"{prefix}0"
     for i, level in enumerate(levels[1:], start=1):
         first = w.constant(level.first, "index")
@@ -285,11 +395,13 @@ def _rows(
     winners: Tensor,
     scores: Tensor,
     classes: int,
+    keys: Sequence[Tensor],
 ) -> Tensor:
-    """(ax - l, ay - t, ax + r, ay + b) * stride, score and class of every winner."""
-    count = winners.shape[0]
+    """(ax - l, ay - t, ax + r, ay + b) * stride, score and class of every winner; then, where keys
+    (the logits that the winners index, the anchors' largest) are given, these of it."""
+    count, width = winners.shape[0], _COLUMNS + len(keys)
     zero, one, size = (w.constant(v, "index") for v in (0, 1, count))
-    out, columns = w.empty((count, 6)), [w.constant(v, "index") for v in range(6)]
+    out, columns = w.empty((count, width)), [w.constant(v, "index") for v in range(width)]
     result, row, rows = w.name(), w.name(), w.name()
     opening = (
         f"{result} = scf.for {row} = {zero} to {size} step {one} "
@@ -307,6 +419,8 @@ def _rows(
         values.append(w.op(f"tensor.extract {scores.name}[{row}] : {scores.type}"))
         number = w.op(f"arith.index_cast {class_} : index to i32")
         values.append(w.op(f"arith.sitofp {number} : i32 to f32"))
+        for tensor, place in zip(keys, (flat, "%a"), strict=False):
+            values.append(w.op(f"tensor.extract {tensor.name}[{place}] : {tensor.type}"))
         written = rows
         for column, value in zip(columns, values, strict=True):
             written = w.op(f"tensor.insert {value} into {written}[{row}, {column}] : {out.type}")

@@ -482,4 +482,25 @@ def _(f: FunctionLowering, op: ir.Operation) -> None:
     )
 
 
+@_rule("candidates")
+def _(f: FunctionLowering, op: ir.Operation) -> None:
+    _require_nhwc(op, *op.operands)
+    maps, strides = [f.tensor(v) for v in op.operands], yolo.integers(op, "strides")
+    f.values[op.results[0]] = linalg_detect.write_candidates(
+        f.writer,
+        maps[: len(strides)],
+        maps[len(strides) :],
+        strides=strides,
+        max_det=yolo.integer(op, "max_det"),
+    )
+
+
+@_rule("merge_detections")
+def _(f: FunctionLowering, op: ir.Operation) -> None:
+    _require_nhwc(op, *list(op.operands)[1:])
+    rows, box, logits = (f.tensor(v) for v in op.operands)
+    stride = yolo.integer(op, "stride")
+    f.values[op.results[0]] = linalg_detect.write_merge(f.writer, rows, box, logits, stride=stride)
+
+
 __all__ = ["Epilogue", "FunctionLowering", "element_text", "location_text"]

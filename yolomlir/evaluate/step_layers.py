@@ -111,7 +111,7 @@ def _chain(step: Step, text: str, graph: Graph) -> Layers:
 
 
 def _layers(step: Step, ops: list[str], graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if "detect" in ops:
+    if {"detect", "candidates", "merge_detections"} & set(ops):
         return (), ()
     if "attention" in ops:
         return _attention(step, ops, graph)

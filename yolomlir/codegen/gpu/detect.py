@@ -25,7 +25,7 @@ from yolomlir.codegen.gpu.detect_layout import (
     Layout,
     bin_of,
 )
-from yolomlir.codegen.gpu.detect_maps import COLUMNS, DetectShape, Level, Maps
+from yolomlir.codegen.gpu.detect_maps import COLUMNS, WITH_KEYS, DetectShape, Level, Maps
 from yolomlir.codegen.gpu.generate import register_family
 from yolomlir.codegen.gpu.instructions import (
     barrier,
@@ -73,7 +73,9 @@ def parse(function: ir.Operation) -> DetectShape:
         first = levels[-1].first + levels[-1].anchors if levels else 0
         levels.append(Level(height, width, stride, first))
     batch, _, _, classes = match.shape(arguments[-1])
-    count = len(levels)
+    count, columns = len(levels), match.shape(match.only(function, "func.return").operands[0])[-1]
+    if columns not in (COLUMNS, WITH_KEYS):
+        match.refuse(function, f"gives rows of {columns} columns")
     return DetectShape(
         batch,
         classes,
@@ -81,7 +83,8 @@ def parse(function: ir.Operation) -> DetectShape:
         tuple(levels),
         vector=match.vector_width(function, classes, range(count, 2 * count)),
         box_vector=match.vector_width(function, 4, range(count)),
-        row_vector=match.vector_width(function, COLUMNS, [2 * count]),
+        row_vector=match.vector_width(function, columns, [2 * count]),
+        columns=columns,
     )
 
 

@@ -12,7 +12,7 @@ Lists are in no order and their order has no influence on the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 from yolomlir.bindings import arith, gpu, ir, scf
@@ -27,10 +27,10 @@ from yolomlir.codegen.gpu.builder import (
     loop,
     select,
 )
+from yolomlir.codegen.gpu.detect_histogram import Bins, sum_of, where
 from yolomlir.codegen.gpu.detect_layout import (
     ANCHORS,
     BIN_BITS,
-    BINS,
     CROWDED,
     DONE,
     FIRST,
@@ -42,13 +42,9 @@ from yolomlir.codegen.gpu.detect_layout import (
     bin_of,
 )
 from yolomlir.codegen.gpu.detect_maps import Maps
-from yolomlir.codegen.gpu.instructions import barrier, population_count, shuffle_xor
+from yolomlir.codegen.gpu.instructions import barrier, population_count
 from yolomlir.codegen.gpu.selection import atomic_add, choose, key_of, value_of
 
-_SCANNERS = 256
-"""Threads that add up a histogram."""
-_LONGEST = 128
-"""Elements of one bin that are ranked by comparing each with each."""
 _HELD = 4
 """Accesses to the anchors' bins whose results a thread keeps in registers."""
 _EIGHT = 8
@@ -59,7 +55,7 @@ _TOP_BITS = -0x7FFF8000
 Value: TypeAlias = ir.Value
 
 
-class BinSelection:
+class BinSelection(Bins):
     """What the last block of an image does first. `emit` leaves DONE set where that sufficed.
 
     Every thread of the block must take part: there are barriers.
@@ -68,21 +64,18 @@ class BinSelection:
     def __init__(
         self, kernel: KernelBuilder, layout: Layout, maps: Maps, workspace: Buffer, image: Int
     ) -> None:
-        self.kernel, self.layout, self.maps, self.workspace = kernel, layout, maps, workspace
-        self.shape, self.thread, self.threads = layout.shape, kernel.thread, kernel.threads
-        self.image = image
-        self.words = kernel.shared("int32", layout.fast_words)
+        super().__init__(kernel, kernel.shared("int32", layout.fast_words), layout.places)
+        self.layout, self.maps, self.workspace = layout, maps, workspace
+        self.shape, self.image = layout.shape, image
         boxes = 4 * layout.anchor_limit
         self.boxes = kernel.shared("float32", boxes, offset_bytes=4 * layout.boxes)
-        self.scanners = min(_SCANNERS, self.threads)
-        self.each = BINS // self.scanners
 
     def emit(self) -> None:
         """All steps, as far as the lists' limits allow."""
         layout = self.layout
         counts = self.take_histogram()
         held = [self.read_bins(i) for i in range(self.rounds)] if self.rounds <= _HELD else None
-        self.clear()
+        self.clear_histogram()
         first, listed = self.find_bin(counts, FIRST, LISTED)
         with guard(listed < layout.anchor_limit + 1):
             self.list_anchors(first, held)
@@ -109,10 +102,6 @@ class BinSelection:
 
     # ---- histograms
 
-    def scan(self, code: Callable[[], Sequence[Int]], count: int) -> list[Int]:
-        """What code gives on the threads that add up a histogram; zeros on the others."""
-        return _where(self.thread < self.scanners, code, count)
-
     def take_histogram(self) -> list[Int]:
         """This thread's bins of the anchors' histogram, which goes back to zero."""
 
@@ -125,86 +114,6 @@ class BinSelection:
             return [Int(v) for v in counts]
 
         return self.scan(take, self.each)
-
-    def read_counts(self) -> list[Int]:
-        """This thread's bins of the candidates' histogram."""
-
-        def read() -> list[Int]:
-            first, steps = self.thread * self.each + self.layout.cursors, range(0, self.each, 4)
-            return [Int(v) for i in steps for v in self.words.load_vector(first + i, 4)]
-
-        return self.scan(read, self.each)
-
-    def clear(self) -> None:
-        """Zero the candidates' histogram; a barrier must follow."""
-        zero, words = Int.of(0).value, BINS + 4
-        for first in range(0, words, 4 * self.threads):
-            place = self.thread * 4 + first
-            with guard(place < words if first + 4 * self.threads > words else TRUE):
-                self.words.store_vector(place + self.layout.cursors, [zero] * 4)
-
-    def find_bin(self, counts: list[Int], bin_word: int, count_word: int) -> tuple[Int, Int]:
-        """The highest bin so that `max_det` elements are in it or higher; how many these are.
-
-        For the candidates, where each bin begins, the highest first, replaces their histogram.
-        """
-        totals = self.layout.totals
-
-        def within_warp() -> list[Int]:
-            above, total = self.scan_warp(_sum(counts))
-            with guard((self.thread % 32).equals(0)):
-                self.words.store(self.thread // 32 + totals, total.value)
-            return [above]
-
-        above = self.scan(within_warp, 1)[0]
-        barrier()
-        with guard(self.thread < self.scanners):
-            running = above
-            warps = range(self.scanners // 32)
-            width = min(4, len(warps))
-            shares = [v for i in warps[::4] for v in self.words.load_vector(totals + i, width)]
-            for warp in warps[1:]:
-                running = running + select(self.thread < 32 * warp, Int(shares[warp]), 0)
-            begins = self.note_bin(counts, running, bin_word, count_word)
-            if bin_word == LAST:
-                first = self.thread * self.each + self.layout.cursors
-                for i in range(0, self.each, 4):
-                    self.words.store_vector(first + i, begins[i : i + 4])
-        barrier()
-        return Int(self.words.load(bin_word)), Int(self.words.load(count_word))
-
-    def note_bin(
-        self, counts: list[Int], running: Int, bin_word: int, count_word: int
-    ) -> list[Value]:
-        """Where this thread's bins begin, `running` elements being in higher ones; to the state
-        what was looked for, by the thread that has it."""
-        wanted, begins = self.shape.max_det, list[Value]()
-        found, crowded = Bool(None, False), Bool(None, False)
-        place, reached = Int.of(0), Int.of(0)
-        for i in reversed(range(self.each)):
-            begins.insert(0, running.value)
-            following, open_ = running + counts[i], running < wanted
-            hit = open_ & ~(following < wanted)
-            crowded = crowded | (open_ & ~(counts[i] < _LONGEST + 1))
-            place = select(hit, self.thread * self.each + i, place)
-            reached = select(hit, following, reached)
-            found, running = found | hit, following
-        with guard(found):
-            self.words.store(bin_word, place.value)
-            self.words.store(count_word, reached.value)
-        if bin_word == LAST:
-            with guard(crowded):
-                self.words.store(CROWDED, Int.of(1).value)
-        return begins
-
-    def scan_warp(self, value: Int) -> tuple[Int, Int]:
-        """The sum of a value over the lanes above this one, and over all."""
-        above, total = Int.of(0), value
-        for step in (1, 2, 4, 8, 16):
-            other = Int(shuffle_xor(total.value, step))
-            above = above + select((self.thread & step).equals(0), other, 0)
-            total = total + other
-        return above, total
 
     # ---- lists
 
@@ -238,7 +147,7 @@ class BinSelection:
             pairs = self.image + self.layout.pairs + place * 4
             return [Int(v) for v in self.workspace.load_vector(pairs, 4)]
 
-        return _where(place < self.layout.pair_words // 4, read, 4)
+        return where(place < self.layout.pair_words // 4, read, 4)
 
     def list_anchors(self, first: Int, held: list[list[Int]] | None) -> None:
         """Every anchor whose largest logit is in the first bin or higher."""
@@ -258,7 +167,7 @@ class BinSelection:
             for i, word in enumerate(words):
                 hits = hits | (((word + addend) & _TOP_BITS) >> i)
             found.append((hits, population_count(hits)))
-        place = self.append(_sum([count for _, count in found]), ANCHORS) + self.layout.anchors
+        place = self.append(sum_of([count for _, count in found]), ANCHORS) + self.layout.anchors
         for (round_, _), (hits, count) in zip(rounds, found, strict=True):
             eight = (round_ * self.threads + self.thread) * _EIGHT
 
@@ -381,32 +290,8 @@ class BinSelection:
                 rank = self.rank(item, index, key)
                 with guard(rank < shape.max_det):
                     sides = self.boxes.load_vector(slot * 4, 4)
-                    self.maps.write_row(rank, anchor, category, value_of(key), sides)
-
-    def rank(self, item: Int, index: Int, key: Int) -> Int:
-        """How many kept candidates come before one.
-
-        When all are placed, a bin's cursor is its end, and where the next higher one ended is its
-        beginning.
-        """
-        cursor = bin_of(value_of(key)) + self.layout.cursors
-        begin, end = Int(self.words.load(cursor + 1)), Int(self.words.load(cursor))
-        kept = self.layout.kept
-        with loop(begin, end, carried=[begin, Int.of(0)]) as state:
-            rank, equal = (Int.of(v) for v in state.carried)
-            other = Int(self.words.load(state.index * 2 + kept + 1))
-            state.advance([rank + _count([key < other]), equal + _count([other.equals(key)])])
-        rank, equal = (Int.of(v) for v in state.results)
-
-        def break_ties() -> list[Int]:
-            with loop(begin, end, carried=[rank]) as state:
-                other, others_key = self.words.load_vector(state.index * 2 + kept, 2)
-                tied = Int(others_key).equals(key) & ~state.index.equals(item)
-                earlier = tied & self.precedes(Int(other), index)
-                state.advance([Int.of(state.carried[0]) + _count([earlier])])
-            return [Int.of(state.results[0])]
-
-        return _where(Int.of(1) < equal, break_ties, 1, [rank])[0]  # one is itself
+                    largest = value_of(Int(self.words.load(slot + layout.anchor_keys)))
+                    self.maps.write_row(rank, anchor, category, value_of(key), largest, sides)
 
     def precedes(self, index: Int, other: Int) -> Bool:
         """Whether the first of two equal logits comes first: by their anchors' largest, then by
@@ -417,21 +302,6 @@ class BinSelection:
         anchors = [Int(self.words.load(slot + layout.anchors)) for slot in slots]
         places = [a * classes + i % classes for a, i in zip(anchors, (index, other), strict=True)]
         return (keys[1] < keys[0]) | (keys[0].equals(keys[1]) & (places[0] < places[1]))
-
-
-def _count(conditions: Sequence[Bool]) -> Int:
-    """How many hold."""
-    total = Int.of(0)
-    for condition in conditions:
-        total = total + Int(arith.extui(i32_type(), condition.value))
-    return total
-
-
-def _sum(counts: Sequence[Int]) -> Int:
-    total = Int.of(0)
-    for count in counts:
-        total = total + count
-    return total
 
 
 def _each_bit(bits: Int, place: Int, visit: Callable[[Int, Int], None]) -> None:
@@ -450,21 +320,6 @@ def _each_bit(bits: Int, place: Int, visit: Callable[[Int, Int], None]) -> None:
         below = left - 1
         visit(population_count(below & (left ^ -1)), at)
         scf.yield_([(left & below).value, (at + 1).value])
-
-
-def _where(
-    condition: Bool, code: Callable[[], Sequence[Int]], count: int, other: Sequence[Int] = ()
-) -> list[Int]:
-    """The integers that code gives on the threads where the condition holds; `other`, or zeros,
-    elsewhere."""
-    if condition.known is True:
-        return list(code())
-    op = scf.IfOp(condition.value, [i32_type()] * count, has_else=True)
-    with ir.InsertionPoint(op.then_block):
-        scf.yield_([v.value for v in code()])
-    with ir.InsertionPoint(op.else_block):
-        scf.yield_([v.value for v in other] or [Int.of(0).value] * count)
-    return [Int(v) for v in op.results_]
 
 
 __all__ = ["BinSelection"]

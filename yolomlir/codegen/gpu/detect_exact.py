@@ -98,14 +98,19 @@ class ExactSelection:
 
         def write(rank: Int, index: Int, key: Int) -> None:
             anchor = Int(self.ordered.load(index // self.shape.classes))
-            sides = self.maps.read_sides(anchor)
-            self.maps.write_row(rank, anchor, index % self.shape.classes, value_of(key), sides)
+            self.write(rank, anchor, index % self.shape.classes, key)
 
         count = Int(self.state.load(CANDIDATES))
         selection.clear()
         barrier()
         selection.find(Streamed(read, count, self.thread, self.threads))
         selection.order(write)
+
+    def write(self, rank: Int, anchor: Int, category: Int, key: Int) -> None:
+        """One detection, by its anchor, class and key, to where it belongs."""
+        largest = value_of(Int(self.workspace.load(self.keys + anchor)))
+        sides = self.maps.read_sides(anchor)
+        self.maps.write_row(rank, anchor, category, value_of(key), largest, sides)
 
 
 def _reaches(value: Value, bound: Value) -> Bool:

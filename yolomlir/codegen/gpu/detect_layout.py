@@ -45,6 +45,20 @@ class DetectTile:
         return self.threads // self.lanes
 
 
+@dataclass(frozen=True)
+class BinPlaces:
+    """Words of shared memory for a selection of the `wanted` by bins.
+
+    cursors: the histogram, then where each bin begins, and a zero behind. totals: 32 words, one a
+    warp. kept: two words an element that is kept, of which the second is its key.
+    """
+
+    cursors: int
+    totals: int
+    kept: int
+    wanted: int
+
+
 def _up(count: int, multiple: int = 4) -> int:
     return -(-count // multiple) * multiple
 
@@ -152,6 +166,11 @@ class Layout:
         return self.cursors + BINS + 4
 
     @property
+    def places(self) -> BinPlaces:
+        """What the selection of the candidates needs."""
+        return BinPlaces(self.cursors, self.totals, self.kept, self.shape.max_det)
+
+    @property
     def anchors(self) -> int:
         """The chosen anchors, in no order."""
         return self.totals + 32
@@ -218,5 +237,5 @@ and how many; whether a bin of these holds too many."""
 
 __all__ = [
     "ANCHORS", "BINS", "BIN_BITS", "CANDIDATES", "CROWDED", "DONE", "FINISHED", "FIRST", "GROUPS",
-    "KEPT", "LAST", "LISTED", "STATE_WORDS", "DetectTile", "Layout", "bin_of",
+    "KEPT", "LAST", "LISTED", "STATE_WORDS", "BinPlaces", "DetectTile", "Layout", "bin_of",
 ]  # fmt: skip

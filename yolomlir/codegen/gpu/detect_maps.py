@@ -12,6 +12,8 @@ from yolomlir.codegen.gpu.instructions import sigmoid
 
 COLUMNS = 6
 """Of a detection: x1, y1, x2, y2, score, class."""
+WITH_KEYS = 8
+"""Of a candidate: besides, its logit and the largest of its anchor."""
 _GLOBAL = 1
 """Address space of global memory."""
 
@@ -37,7 +39,8 @@ class Level:
 class DetectShape:
     """Levels in the order of the operands: all box maps, then all class maps.
 
-    vector, box_vector, row_vector: elements of one access to logits, boxes and the result.
+    vector, box_vector, row_vector: elements of one access to logits, boxes and the result, whose
+    rows have so many columns: a detection's, or `WITH_KEYS`.
     """
 
     batch: int
@@ -47,6 +50,12 @@ class DetectShape:
     vector: int
     box_vector: int
     row_vector: int
+    columns: int = COLUMNS
+
+    @property
+    def with_keys(self) -> bool:
+        """Whether a row has its logit and its anchor's largest, for what merges rows."""
+        return self.columns == WITH_KEYS
 
     @property
     def anchors(self) -> int:
@@ -66,13 +75,16 @@ class DetectShape:
 
 class Maps:
     """The maps of one image, by anchor: threads of a warp may be on different levels, so a level
-    is chosen by selecting its address and not by branching."""
+    is chosen by selecting its address and not by branching. They are the kernel's arguments from
+    the `first` on, and the result follows."""
 
-    def __init__(self, kernel: KernelBuilder, shape: DetectShape, image: Int) -> None:
+    def __init__(
+        self, kernel: KernelBuilder, shape: DetectShape, image: Int, *, first: int = 0
+    ) -> None:
         self.shape, self.image = shape, image
-        levels = len(shape.levels)
-        self.boxes, self.logits = kernel.arguments[:levels], kernel.arguments[levels : 2 * levels]
-        self.result = kernel.arguments[2 * levels]
+        levels, arguments = len(shape.levels), kernel.arguments[first:]
+        self.boxes, self.logits = arguments[:levels], arguments[levels : 2 * levels]
+        self.result = arguments[2 * levels]
 
     def level_of(self, anchor: Int) -> list[Bool]:
         """Whether the anchor lies below the end of each level but the last."""
@@ -113,21 +125,36 @@ class Maps:
         return [side for i in range(0, 4, step) for side in self.read(row, i, step)]
 
     def write_row(
-        self, rank: Int, anchor: Int, category: Int, logit: Value, sides: Sequence[Value]
+        self,
+        rank: Int,
+        anchor: Int,
+        category: Int,
+        logit: Value,
+        largest: Value,
+        sides: Sequence[Value],
     ) -> None:
-        """One detection: x1, y1, x2, y2 in input pixels, score, class."""
+        """One detection: x1, y1, x2, y2 in input pixels, score, class; and, where rows have them,
+        the logit and the anchor's largest."""
+        row = [*self.corners(anchor, sides), sigmoid(logit), real(category)]
+        self.write_columns(rank, [*row, logit, largest] if self.shape.with_keys else row)
+
+    def write_columns(self, rank: Int, row: Sequence[Value]) -> None:
+        """A row of the result."""
+        shape = self.shape
+        base = (self.image * shape.max_det + rank) * self.result.pitch_or_fail()
+        for column in range(0, shape.columns, shape.row_vector):
+            self.result.buffer.store_vector(base + column, row[column : column + shape.row_vector])
+
+    def corners(self, anchor: Int, sides: Sequence[Value]) -> list[Value]:
+        """x1, y1, x2, y2 in input pixels of an anchor's box."""
         shape, below = self.shape, self.level_of(anchor)
         local = anchor - self.by_level(below, [level.first for level in shape.levels])
         width = self.by_level(below, [level.width for level in shape.levels])
-        stride = _real(self.by_level(below, [level.stride for level in shape.levels]))
-        centres = [arith.addf(_real(place), f32(0.5)) for place in (local % width, local // width)]
+        stride = real(self.by_level(below, [level.stride for level in shape.levels]))
+        centres = [arith.addf(real(place), f32(0.5)) for place in (local % width, local // width)]
         corners = [arith.subf(centres[i], sides[i]) for i in (0, 1)]
         corners += [arith.addf(centres[i], sides[i + 2]) for i in (0, 1)]
-        row = [arith.mulf(corner, stride) for corner in corners]
-        row += [sigmoid(logit), _real(category)]
-        base = (self.image * shape.max_det + rank) * self.result.pitch_or_fail()
-        for column in range(0, COLUMNS, shape.row_vector):
-            self.result.buffer.store_vector(base + column, row[column : column + shape.row_vector])
+        return [arith.mulf(corner, stride) for corner in corners]
 
 
 def _element(pointer: Value, offset: Int) -> Value:
@@ -138,9 +165,9 @@ def _element(pointer: Value, offset: Int) -> Value:
     return llvm.getelementptr(type_, pointer, [offset.value], dynamic, element, wraps)
 
 
-def _real(x: Int) -> Value:
+def real(x: Int) -> Value:
     """The float32 of a small integer."""
     return arith.sitofp(ir.F32Type.get(), x.value)
 
 
-__all__ = ["COLUMNS", "DetectShape", "Level", "Maps"]
+__all__ = ["COLUMNS", "WITH_KEYS", "DetectShape", "Level", "Maps", "real"]

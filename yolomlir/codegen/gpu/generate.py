@@ -21,6 +21,7 @@ _MODULES = {
     "max_pool": "max_pool",
     "attention": "attention",
     "detect": "detect",
+    "merge_detections": "merge_detections",
 }
 """Family -> the module of this package whose import registers its generator."""
 

@@ -1,0 +1,578 @@
+"""The last stage of detection: the candidates of finer levels, and the last level's maps.
+
+A cluster of blocks shares the last level's anchors. The last candidate is a bound: a logit of the
+last level that does not come before it is none of the best. Each lane that finds logits beyond the
+bound sends their rows to the first block, which has the candidates' already, orders all by bins and
+writes the best. There is a wait for memory before the cluster meets, and none behind it.
+
+The first block has room for a number of rows from each. Where one finds more, the first block takes
+the level's best exactly (`detect_exact`) instead of what was sent, and merges these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from yolomlir.bindings import arith, func, ir
+from yolomlir.codegen.gpu import linalg_match as match
+from yolomlir.codegen.gpu.builder import (
+    TRUE,
+    Bool,
+    Buffer,
+    Int,
+    KernelBuilder,
+    f32,
+    guard,
+    loop,
+    select,
+)
+from yolomlir.codegen.gpu.detect_exact import ExactSelection, largest
+from yolomlir.codegen.gpu.detect_histogram import Bins, count_of
+from yolomlir.codegen.gpu.detect_layout import (
+    BINS,
+    KEPT,
+    LAST,
+    BinPlaces,
+    DetectTile,
+    Layout,
+    bin_of,
+)
+from yolomlir.codegen.gpu.detect_maps import COLUMNS, WITH_KEYS, DetectShape, Level, Maps, real
+from yolomlir.codegen.gpu.generate import register_family
+from yolomlir.codegen.gpu.instructions import (
+    RemoteBuffer,
+    barrier,
+    bits,
+    cluster_barrier,
+    from_bits,
+    release_dependents,
+    shared_of_block,
+    shuffle_xor,
+    sigmoid,
+    wait_for_predecessors,
+)
+from yolomlir.codegen.gpu.kernel import ACTIVATION, SCRATCH, Kernel, Parameter
+from yolomlir.codegen.gpu.selection import atomic_add, key_of, value_of
+from yolomlir.codegen.gpu.tile import tile_or
+from yolomlir.diagnostics import UnsupportedError
+from yolomlir.dialects import yolo
+from yolomlir.target import Target
+
+_LANES = 16
+"""Lanes of an anchor at most."""
+_LOADS = 4
+"""Groups of logits that a lane reads side by side, where it has many."""
+_HELD = 32
+"""Logits of a lane that stay in registers from their maximum to the bound."""
+_BLOCKS = 8
+"""Blocks of a cluster at most, on every GPU that has clusters."""
+_RECORD = 8
+"""Words of a row in shared memory: x1, y1, x2, y2; place among equals; class; key; anchor's key."""
+_PLACE, _CLASS, _KEY, _TOP = range(4, _RECORD)
+_SENT = 0
+"""The word of a block's state that counts the rows it has found."""
+
+Value: TypeAlias = ir.Value
+
+
+@dataclass(frozen=True)
+class MergeTile:
+    """threads: of a block. lanes: neighbouring threads that share an anchor's logits. blocks: of a
+    cluster, which share an image's anchors."""
+
+    threads: int
+    lanes: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class MergeShape:
+    """late: the last level, alone. vector: elements of one access to the candidates."""
+
+    late: DetectShape
+    vector: int
+
+
+@dataclass(frozen=True)
+class MergeLayout:
+    """Words of shared memory: what the exact selection needs, the bins, the rows."""
+
+    shape: MergeShape
+    tile: MergeTile
+
+    @property
+    def late(self) -> Layout:
+        """Of an exact selection of the last level; the workspace is its."""
+        return Layout(self.shape.late, DetectTile(self.tile.threads, self.tile.lanes))
+
+    @property
+    def room(self) -> int:
+        """Rows of the last level that fit, a power of two: the exact selection's do."""
+        return max(64, 1 << (2 * self.shape.late.max_det - 1).bit_length())
+
+    @property
+    def room_each(self) -> int:
+        """Of each block."""
+        return self.room // self.tile.blocks
+
+    @property
+    def rows(self) -> int:
+        """Candidates and rows of the last level."""
+        return self.shape.late.max_det + self.room
+
+    @property
+    def places(self) -> BinPlaces:
+        """Of the selection among all rows."""
+        late = self.late
+        cursors = late.selection + max(late.stage_one.words, late.stage_two.words)
+        totals = cursors + BINS + 4
+        kept = totals + 32 + _BLOCKS + _RECORD * self.rows
+        return BinPlaces(cursors, totals, kept, self.shape.late.max_det)
+
+    @property
+    def overflows(self) -> int:
+        """A word a block: whether it found more rows than there is room for."""
+        return self.places.totals + 32
+
+    @property
+    def records(self) -> int:
+        """Where the rows begin: the candidates, then each block's."""
+        return self.overflows + _BLOCKS
+
+    @property
+    def words(self) -> int:
+        """Of all this."""
+        return self.places.kept + 2 * self.rows
+
+
+def default_tile(shape: MergeShape, target: Target) -> MergeTile:
+    """As many lanes as keep a lane's loads few; a cluster, where there are any, so that an anchor
+    has its lanes at once."""
+    late, lanes = shape.late, 1
+    while lanes < _LANES and lanes * _LOADS < late.groups:
+        lanes *= 2
+    threads, blocks = 512, 1
+    while target.clusters and blocks < _BLOCKS and blocks * threads < late.anchors * lanes:
+        blocks *= 2
+    return MergeTile(threads, lanes, blocks)
+
+
+def tiles(shape: MergeShape, target: Target) -> list[MergeTile]:
+    """What is worth to be measured."""
+    del shape
+    blocks = (1, 2, 4, 8) if target.clusters else (1,)
+    counts = (256, 512, 1024)
+    return [MergeTile(t, n, b) for t in counts for n in (4, 8, 16) for b in blocks]
+
+
+# ---- the linalg form ----------------------------------------------------------------------------
+
+
+def parse(function: ir.Operation) -> MergeShape:
+    """The shape of a dispatch function. Raises UnsupportedError for another form."""
+    arguments = list(function.regions[0].blocks[0].arguments)
+    if len(arguments) != 3:
+        match.refuse(function, f"has {len(arguments)} arguments; expected rows and two maps")
+    batch, wanted, columns = match.shape(arguments[0])
+    if columns != WITH_KEYS:
+        match.refuse(function, f"reads rows of {columns} columns")
+    _, height, width, classes = match.shape(arguments[2])
+    level = Level(height, width, yolo.integer(function, "yolo.stride"), 0)
+    late = DetectShape(
+        batch,
+        classes,
+        wanted,
+        (level,),
+        vector=match.vector_width(function, classes, [2]),
+        box_vector=match.vector_width(function, 4, [1]),
+        row_vector=match.vector_width(function, COLUMNS, [3]),
+    )
+    return MergeShape(late, match.vector_width(function, WITH_KEYS, [0]))
+
+
+# ---- the kernel ---------------------------------------------------------------------------------
+
+
+@register_family("merge_detections")
+def generate(function: func.FuncOp, target: Target, precision: str, name: str) -> Kernel:
+    """The kernel of a merge; the same at every precision."""
+    del precision
+    shape = parse(function.operation)
+    tile = tile_or(function.operation, MergeTile, lambda: default_tile(shape, target))
+    return build(shape, tile, target, name, function.location)
+
+
+def build(
+    shape: MergeShape, tile: MergeTile, target: Target, name: str, location: ir.Location
+) -> Kernel:
+    """The kernel for this shape and tile. Raises UnsupportedError for more rows than fit, more
+    than the level has anchors, and another tile."""
+    layout, late = MergeLayout(shape, tile), shape.late
+    if late.max_det > late.anchors or 4 * layout.words > target.shared_memory_bytes:
+        raise UnsupportedError(
+            f"{late.max_det} rows of {late.anchors} anchors need {4 * layout.words} bytes of "
+            f"shared memory; {target.name} has {target.shared_memory_bytes}",
+            where=name,
+            hint="compile with a smaller max_det",
+        )
+    _check(tile, target, name)
+    widths = [shape.vector, late.box_vector, late.vector, late.row_vector]
+    parameters = [Parameter(ACTIVATION, alignment_bytes=4 * width) for width in widths]
+    cluster = ir.Attribute.parse(f"array<i32: {tile.blocks}, 1, 1>")
+    kernel = KernelBuilder(
+        name,
+        [*parameters, Parameter(SCRATCH, "int32", alignment_bytes=16)],
+        threads=tile.threads,
+        shared_bytes=4 * layout.words,
+        location=location,
+        attributes={"nvvm.cluster_dim": cluster} if tile.blocks > 1 else {},
+    )
+    with kernel:
+        _Body(kernel, layout).emit(target.programmatic_launch)
+    return kernel.finish(
+        (tile.blocks, late.batch, 1),
+        cluster=(tile.blocks, 1, 1),
+        workspace_bytes=layout.late.workspace_bytes,
+        programmatic=target.programmatic_launch,
+    )
+
+
+def _check(tile: MergeTile, target: Target, name: str) -> None:
+    powers = all(n & (n - 1) == 0 for n in (tile.lanes, tile.blocks))
+    most = _BLOCKS if target.clusters else 1
+    if not powers or tile.lanes > _LANES or tile.blocks > most or tile.threads % 64:
+        raise UnsupportedError(
+            f"{tile}; expected powers of two of at most {_LANES} lanes and {most} blocks, and a "
+            "multiple of 64 threads",
+            where=name,
+        )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A lane's part of an anchor. groups: the accesses that are in registers; None where they are
+    too many."""
+
+    anchor: Int
+    live: Bool
+    part: Int
+    row: Value
+    sides: list[Value]
+    groups: list[tuple[Int, list[Value]]] | None
+
+
+class _Body(Bins):
+    """The kernel's body."""
+
+    def __init__(self, kernel: KernelBuilder, layout: MergeLayout) -> None:
+        super().__init__(kernel, kernel.shared("int32", layout.words), layout.places)
+        self.layout, self.tile, self.shape = layout, layout.tile, layout.shape.late
+        self.maps = Maps(kernel, self.shape, kernel.block_y, first=1)
+        self.rows = kernel.arguments[0]
+        self.rank_in_cluster = kernel.block_x if self.tile.blocks > 1 else Int.of(0)
+
+    def emit(self, programmatic: bool) -> None:
+        """The whole body."""
+        self.clear()
+        self.meet()
+        if programmatic:
+            wait_for_predecessors()
+            release_dependents()
+        self.scan_level()
+        self.meet()
+        with guard(self.rank_in_cluster.equals(0)):
+            with guard(self.overflowed()):
+                self.take_level_exactly()
+            self.choose()
+
+    def meet(self) -> None:
+        """All threads of the cluster."""
+        if self.tile.blocks > 1:
+            cluster_barrier()
+        else:
+            barrier()
+
+    def clear(self) -> None:
+        """No row has been sent, and no bin holds any."""
+        zero = Int.of(0).value
+        self.clear_histogram()
+        with guard(self.thread.equals(0)):
+            self.words.store(_SENT, zero)
+            for first in range(0, _BLOCKS, 4):
+                self.words.store_vector(self.layout.overflows + first, [zero] * 4)
+        self.clear_rows()
+
+    def clear_rows(self) -> None:
+        """The last level has no rows: a key of 0 is no logit's."""
+        zero, room = Int.of(0).value, self.layout.room
+        for first in range(0, room, self.threads):
+            slot = self.thread + first
+            with guard(slot < room if first + self.threads > room else TRUE):
+                self.words.store(self.record(slot + self.shape.max_det) + _KEY, zero)
+
+    def record(self, number: Int) -> Int:
+        """Where a row begins."""
+        return number * _RECORD + self.layout.records
+
+    # ---- every block
+
+    def scan_level(self) -> None:
+        """The last level's rows beyond the bound, and in the first block the candidates."""
+        tile, anchors = self.tile, self.shape.anchors
+        each = tile.threads // tile.lanes
+        rounds = -(-anchors // (each * tile.blocks))
+        if rounds == 1:
+            bound = self.read_bound()
+            read = self.read_anchor(Int.of(0))
+            self.take_candidates()  # while the logits are on their way
+            self.send(read, bound)
+            return
+        bound = self.read_bound()
+        self.take_candidates()
+        with loop(0, rounds) as state:
+            self.send(self.read_anchor(state.index * each), bound)
+
+    def read_row(self, row: Int, first: int, count: int) -> list[Value]:
+        """Some columns of a candidate."""
+        width = min(self.layout.shape.vector, count)
+        place = (self.kernel.block_y * self.shape.max_det + row) * self.rows.pitch_or_fail() + first
+        steps = range(0, count, width)
+        return [v for i in steps for v in self.rows.buffer.load_vector(place + i, width)]
+
+    def read_bound(self) -> tuple[Int, Int]:
+        """The last candidate's key, and its anchor's."""
+        last = self.read_row(Int.of(self.shape.max_det - 1), COLUMNS, 2)
+        return key_of(last[0]), key_of(last[1])
+
+    def take_candidates(self) -> None:
+        """The candidates' rows and bins to the first block's memory."""
+        wanted = self.shape.max_det
+        with guard(self.rank_in_cluster.equals(0)):
+            for first in range(0, wanted, self.threads):
+                row = self.thread + first
+                with guard(row < wanted if first + self.threads > wanted else TRUE):
+                    x1, y1, x2, y2, _, category, logit, top = self.read_row(row, 0, WITH_KEYS)
+                    box, keys = [bits(v) for v in (x1, y1, x2, y2)], (key_of(logit), key_of(top))
+                    self.store_record(self.words, row, box, row, bits(category), keys)
+                    atomic_add(self.words, bin_of(logit) + self.places.cursors)
+
+    def store_record(
+        self,
+        words: Buffer | RemoteBuffer,
+        number: Int,
+        box: Sequence[Value],
+        place: Int,
+        category: Value,
+        keys: tuple[Int, Int],
+    ) -> None:
+        """A row to a block's memory: bits of the box and the class, keys of logit and anchor."""
+        at = self.record(number)
+        words.store_vector(at, list(box))
+        words.store_vector(at + 4, [place.value, category, keys[0].value, keys[1].value])
+
+    def read_anchor(self, first: Int) -> _Read:
+        """An anchor's box, and this lane's logits where registers hold them."""
+        tile, shape = self.tile, self.shape
+        part = self.thread % tile.lanes
+        anchor = (first + self.thread // tile.lanes) * tile.blocks + self.rank_in_cluster
+        live = anchor < shape.anchors
+        anchor = select(live, anchor, 0)
+        row = self.maps.row_pointer(self.maps.logits, anchor)
+        groups = None
+        if self.layout.late.loads * shape.vector <= _HELD:
+            loads = [Int.of(i) for i in range(self.layout.late.loads)]
+            groups = [self.read_group(row, part, load) for load in loads]
+        return _Read(anchor, live, part, row, self.maps.read_sides(anchor), groups)
+
+    def read_group(self, row: Value, part: Int, load: Int) -> tuple[Int, list[Value]]:
+        """The number of a lane's group of logits and they; beyond the last group, that again."""
+        groups, width = self.shape.groups, self.shape.vector
+        group = load * self.tile.lanes + part
+        safe = group
+        if load.known is None or (load.known + 1) * self.tile.lanes > groups:
+            safe = select(group < groups, group, groups - 1)
+        return group, self.maps.read(row, safe * width, width)
+
+    def each_group(self, read: _Read, visit: Callable[[Int, list[Value]], None]) -> None:
+        """Call `visit(group, logits)` for code that handles each of a lane's groups."""
+        if read.groups is not None:
+            for group, values in read.groups:
+                visit(group, values)
+            return
+        with loop(0, self.layout.late.loads) as state:
+            visit(*self.read_group(read.row, read.part, state.index))
+
+    def send(self, read: _Read, bound: tuple[Int, Int]) -> None:
+        """A lane's rows beyond the bound to the first block."""
+        top = key_of(self.largest_of(read))
+        with guard(read.live & ~(top < bound[0])):
+            first = shared_of_block(self.words, 0) if self.tile.blocks > 1 else self.words
+            box = [bits(v) for v in self.maps.corners(read.anchor, read.sides)]
+
+            def visit(group: Int, values: list[Value]) -> None:
+                keys = [key_of(value) for value in values]
+                exists = group < self.shape.groups
+                beyond = [exists & _comes_before((key, top), bound) for key in keys]
+                with guard(_any(beyond)):
+                    self.send_group(first, read.anchor, group, box, (keys, top), beyond)
+
+            self.each_group(read, visit)
+
+    def largest_of(self, read: _Read) -> Value:
+        """The anchor's largest logit, by all of its lanes."""
+        if read.groups is not None:
+            best = largest([value for _, values in read.groups for value in values])
+        else:
+            rounds = -(-self.layout.late.loads // _LOADS)
+            with loop(0, rounds, carried=[f32(float("-inf"))]) as state:
+                loads = [state.index * _LOADS + i for i in range(_LOADS)]
+                groups = [self.read_group(read.row, read.part, load)[1] for load in loads]
+                values = [value for group in groups for value in group]
+                state.advance([largest([state.carried[0], *values])])
+            best = state.results[0]
+        mask = 1
+        while mask < self.tile.lanes:
+            best = arith.maximumf(best, shuffle_xor(best, mask))
+            mask *= 2
+        return best
+
+    def send_group(
+        self,
+        first: Buffer | RemoteBuffer,
+        anchor: Int,
+        group: Int,
+        box: Sequence[Value],
+        keys: tuple[list[Int], Int],
+        beyond: Sequence[Bool],
+    ) -> None:
+        """The rows of a group's logits that are beyond the bound."""
+        shape, room = self.shape, self.layout.room_each
+        count = count_of(beyond)
+        slot = atomic_add(self.words, _SENT, count)
+        with guard((slot < room + 1) & ~(slot + count < room + 1)):  # of one lane
+            overflow = self.rank_in_cluster + self.layout.overflows
+            first.store_vector(overflow, [Int.of(1).value])
+        for i, (key, sent) in enumerate(zip(keys[0], beyond, strict=True)):
+            with guard(sent & (slot < room)):
+                category = group * shape.vector + i
+                number = self.rank_in_cluster * room + slot + shape.max_det
+                place = anchor * shape.classes + category + shape.max_det
+                label = bits(real(category))
+                self.store_record(first, number, box, place, label, (key, keys[1]))
+            slot = slot + count_of([sent])
+
+    # ---- the first block
+
+    def overflowed(self) -> Bool:
+        """Whether some block found more rows than there is room for."""
+        places = range(0, _BLOCKS, 4)
+        words = [v for i in places for v in self.words.load_vector(self.layout.overflows + i, 4)]
+        found = Int.of(words[0])
+        for word in words[1:]:
+            found = found | Int(word)
+        return ~found.equals(0)
+
+    def choose(self) -> None:
+        """The best of all rows, in order, to the result."""
+        total = self.layout.rows
+        found: list[tuple[Int, Int, Bool]] = []
+        for first in range(0, total, self.threads):
+            number = self.thread + first
+            inside = number < total if first + self.threads > total else TRUE
+            number = select(inside, number, 0)
+            key = Int(self.words.load(self.record(number) + _KEY))
+            live = inside & ~key.equals(0)
+            found.append((number, key, live))
+            if first + self.threads > self.shape.max_det:
+                with guard(live & (number >= self.shape.max_det)):
+                    atomic_add(self.words, bin_of(value_of(key)) + self.places.cursors)
+        barrier()
+        last, kept = self.find_bin(self.read_counts(), LAST, KEPT)
+        for number, key, live in found:
+            bin_ = bin_of(value_of(key))
+            with guard(live & ~(bin_ < last)):
+                slot = atomic_add(self.words, bin_ + self.places.cursors)
+                self.words.store_vector(slot * 2 + self.places.kept, [number.value, key.value])
+        barrier()
+        self.write_rows(kept)
+
+    def write_rows(self, kept: Int) -> None:
+        """The kept rows that are not beyond the wanted, each to its rank."""
+        with loop(0, (kept + (self.threads - 1)) // self.threads) as state:
+            item = state.index * self.threads + self.thread
+            with guard(item < kept):
+                number, key = (
+                    Int(v) for v in self.words.load_vector(item * 2 + self.places.kept, 2)
+                )
+                at = self.record(number)
+                box = [from_bits(v) for v in self.words.load_vector(at, 4)]
+                category = from_bits(self.words.load(at + _CLASS))
+                rank = self.rank(item, number, key)
+                with guard(rank < self.shape.max_det):
+                    self.maps.write_columns(rank, [*box, sigmoid(value_of(key)), category])
+
+    def precedes(self, index: Int, other: Int) -> Bool:
+        """By the anchors' largest, then the place among equals."""
+        (place, _, _, top), (others, _, _, others_top) = (
+            [Int(v) for v in self.words.load_vector(self.record(number) + 4, 4)]
+            for number in (index, other)
+        )
+        return (others_top < top) | (top.equals(others_top) & (place < others))
+
+    def take_level_exactly(self) -> None:
+        """The best rows of the last level, instead of what has been sent."""
+        late, workspace = self.layout.late, self.kernel.arguments[-1].buffer
+        image = self.kernel.block_y * late.image + late.counters
+        self.clear_rows()
+        rounds = -(-self.shape.anchors // self.threads)
+        with loop(0, rounds) as state:
+            anchor = state.index * self.threads + self.thread
+            with guard(anchor < self.shape.anchors):
+                key = key_of(self.largest_alone(anchor))
+                workspace.store(image + late.keys + anchor, key.value)
+        barrier()
+        _LevelSelection(self, workspace, image).emit()
+        barrier()
+
+    def largest_alone(self, anchor: Int) -> Value:
+        """An anchor's largest logit, by one thread."""
+        row, width = self.maps.row_pointer(self.maps.logits, anchor), self.shape.vector
+        with loop(0, self.shape.groups, carried=[f32(float("-inf"))]) as state:
+            values = self.maps.read(row, state.index * width, width)
+            state.advance([largest([state.carried[0], *values])])
+        return state.results[0]
+
+
+class _LevelSelection(ExactSelection):
+    """The best of the last level, to the rows of shared memory that are for it."""
+
+    def __init__(self, body: _Body, workspace: Buffer, image: Int) -> None:
+        super().__init__(body.kernel, body.layout.late, body.maps, workspace, image)
+        self.body = body
+
+    def write(self, rank: Int, anchor: Int, category: Int, key: Int) -> None:
+        """See `ExactSelection`."""
+        shape, body = self.shape, self.body
+        top = Int(self.workspace.load(self.keys + anchor))
+        box = [bits(v) for v in self.maps.corners(anchor, self.maps.read_sides(anchor))]
+        place = anchor * shape.classes + category + shape.max_det
+        number = rank + shape.max_det
+        body.store_record(body.words, number, box, place, bits(real(category)), (key, top))
+
+
+def _comes_before(keys: tuple[Int, Int], others: tuple[Int, Int]) -> Bool:
+    """Whether a logit comes before one of a finer level: it, or else its anchor's, is larger."""
+    same = keys[0].equals(others[0])
+    return (others[0] < keys[0]) | (same & (others[1] < keys[1]))
+
+
+def _any(conditions: Sequence[Bool]) -> Bool:
+    found = Bool(None, False)
+    for condition in conditions:
+        found = found | condition
+    return found
+
+
+__all__ = ["MergeShape", "MergeTile", "build", "default_tile", "parse", "tiles"]
