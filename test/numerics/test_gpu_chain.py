@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -343,9 +344,11 @@ def test_other_forms_are_refused():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("scale", "precision"),
+    [*product(("n", "s"), ("tf32", "fp32", "fp16")), ("m", "fp16")],
+)
 @pytest.mark.parametrize("chip", ["sm_90", "sm_120"])
-@pytest.mark.parametrize("scale", ["n", "s"])
 def test_every_chain_assembles(scale, chip, precision):
     shapes = network.parameters(network.SCALES[scale], 80, fused=True)
     weights = {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
