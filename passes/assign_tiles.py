@@ -140,10 +140,10 @@ def _by_rule(function: ir.Operation, target: Target, precision: str) -> ir.Attri
     """What the kernel family chooses for a shape; None where it has no choice to make."""
     if target.kind != "gpu" or yolo.string(function, FAMILY) != naming.CONV2D:
         return None
-    from yolomlir.codegen.gpu.conv2d_tile import default_tile
+    from yolomlir.codegen.gpu.conv2d_kinds import attribute_of, default_tile
 
     try:
-        return default_tile(conv_shape(function), target, precision).to_attribute()
+        return attribute_of(default_tile(conv_shape(function), target, precision))
     except UnsupportedError as error:
         remark(function.location, f"no tile: {error.message}")
         return None

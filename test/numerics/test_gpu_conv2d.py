@@ -11,6 +11,7 @@ from conv_cases import DTYPES, Case, Operands, expected, linalg_text, round_to_t
 from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.conv2d_kinds import Conv2dTile, attribute_of
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile
 from yolomlir.codegen.gpu.conv_problem import ConvProblem, match_conv
 from yolomlir.codegen.gpu.generate import generate_kernel
@@ -32,15 +33,20 @@ def context():
 
 
 def build(
-    case: Case, tile: ConvTile | None, precision: str, target: Target = SM_90
-) -> tuple[Kernel, ConvTile]:
+    case: Case, tile: Conv2dTile | None, precision: str, target: Target = SM_90
+) -> tuple[Kernel, Conv2dTile]:
     module = ir.Module.parse(linalg_text(case))  # the function lives as long as its module
     function = module.body.operations[0]
     if tile is None:
         shape = match_conv(function.operation, precision=precision).shape
         tile = default_tile(shape, target, precision)
-    function.operation.attributes["yolo.tile"] = tile.to_attribute()
+    function.operation.attributes["yolo.tile"] = attribute_of(tile)
     return generate_kernel(function, target, precision=precision), tile
+
+
+def partial_sums(tile: Conv2dTile) -> int:
+    """How many an output is the sum of, at most."""
+    return tile.warps_k * tile.cluster_k if isinstance(tile, ConvTile) else tile.warps
 
 
 def spread(x: np.ndarray, extra: int, fill: Any) -> tuple[np.ndarray, int]:
@@ -53,16 +59,17 @@ def spread(x: np.ndarray, extra: int, fill: Any) -> tuple[np.ndarray, int]:
 
 def run(
     case: Case,
-    tile: ConvTile | None = None,
+    tile: Conv2dTile | None = None,
     precision: str = "tf32",
     *,
+    operands: Operands | None = None,
     blocks: int | None = None,
     seed: int = 0,
     target: Target = SM_90,
 ) -> tuple[np.ndarray, np.ndarray, SimulationReport]:
     """Simulate a case and check what it computed; outputs, which of them, the report."""
     kernel, tile = build(case, tile, precision, target)
-    operands = Operands.random(case, seed)
+    operands = operands or Operands.random(case, seed)
     weights = round_to_tf32(operands.weights) if precision == "tf32" else operands.weights
     activations = [*operands.sources]
     flat: list[Any] = []
@@ -84,7 +91,7 @@ def run(
     result = y.reshape(*case.out_shape[:-1], pitch)[..., : case.out_channels]
     written = report.written[position].reshape(mask.shape)[..., : case.out_channels]
     assert written.all() if blocks is None else written.any()
-    want = expected(case, operands, precision, tile.warps_k * tile.cluster_k)
+    want = expected(case, operands, precision, partial_sums(tile))
     excess = np.abs(result - want.value) - want.tolerance
     assert not np.isnan(result[written]).any()
     worst = np.unravel_index(np.argmax(np.where(written, excess, -np.inf)), excess.shape)

@@ -12,9 +12,9 @@ from autotune_fakes import workload
 from yolomlir.autotune import space
 from yolomlir.autotune.cost_model import DEFAULT, Device, Features, predict_us
 from yolomlir.autotune.space import Problem
-from yolomlir.codegen.gpu import conv2d_space
+from yolomlir.codegen.gpu import conv2d_kinds, conv2d_space, conv2d_tile
 from yolomlir.codegen.gpu.conv2d_space import ConvTiles
-from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile, objection
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile, objection
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.diagnostics import UserError
 from yolomlir.target import TARGETS
@@ -92,7 +92,8 @@ def test_the_space_names_no_tile_twice() -> None:
 
 
 def test_default_tiles_of_a_network_take_no_second() -> None:
-    default_tile.cache_clear()
+    for known in (conv2d_tile.default_tile, conv2d_kinds.default_tile, conv2d_kinds.window_tiles):
+        known.cache_clear()
     problems = {c.problem for c in workload().cases.values() if c.problem.family == "conv2d"}
     begin = time.process_time()
     for problem in problems:
@@ -108,7 +109,7 @@ def test_keys_bring_back_every_familys_tiles(name: str, level: int, pointwise: s
     """At level 3 every depthwise convolution begins a chain."""
     load = workload(name, level=level)
     assert {c.problem.family for c in load.cases.values()} == {
-        "conv2d", pointwise, "max_pool", "attention", "detect",
+        "conv2d", pointwise, "max_pool", "attention", "detect", "merge_detections",
     }  # fmt: skip
     for case in load.cases.values():
         family = case.problem.family
@@ -124,7 +125,7 @@ def test_every_family_has_tiles_for_float16() -> None:
     load = workload(precision="fp16")
     assert {c.problem.precision for c in load.cases.values()} == {"fp16"}
     for case in load.cases.values():
-        assert "f16" in case.signature or case.problem.family == "detect"
+        assert "f16" in case.signature or case.problem.family in ("detect", "merge_detections")
         for tile in [space.default(case.problem), *space.ranked(case.problem)[:5]]:
             assert space.illegal(case.problem, tile) is None
 
@@ -143,7 +144,7 @@ def test_ranking_is_by_predicted_time_with_variety_among_the_first() -> None:
     assert len(ranked) == len(set(ranked)) == 512
     us = space.predicted_us(problem, list(ranked))
     assert us[0] == min(us)
-    blocks = [(t.block_m, t.block_n, t.warps_k, t.cluster_k) for t in ranked[:12]]
+    blocks = [conv2d_kinds.block_of(t) for t in ranked[:10]]
     assert max(blocks.count(b) for b in blocks) <= 3
     assert space.ranked.__wrapped__(problem) == ranked  # the same without the cache
 

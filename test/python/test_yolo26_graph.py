@@ -121,6 +121,8 @@ def test_dispatches(model: Model) -> None:
     # 102 convolutions, 5 pairs of siblings merged, 2 encodings in their attention, 6 depthwise.
     chains = families.pop("chain", 0)
     once = {"attention": 2, "max_pool": 1, "detect": 1}
+    if model.kind == "gpu":
+        once["merge_detections"] = 1
     if model.kind == "cpu" or model.level == 2:
         assert families == {"conv2d": 89, "depthwise": 6, **once}
         assert chains == 0
@@ -230,12 +232,14 @@ def test_whole_size_through_the_arena(model: Model) -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_pipeline_takes_at_most_two_seconds(kind: str, context: None) -> None:
-    from yolomlir.codegen.gpu.conv2d_tile import default_tile
+    from yolomlir.codegen.gpu import conv2d_kinds, conv2d_tile
 
     checkpoint = seeded_checkpoint("n", 80, 0)
     times = []
     for _ in range(2):
-        default_tile.cache_clear()
+        for known in (conv2d_tile.default_tile, conv2d_kinds.default_tile):
+            known.cache_clear()
+        conv2d_kinds.window_tiles.cache_clear()
         model = import_model(checkpoint)
         target = target_named("sm_90" if kind == "gpu" else "cpu")
         passes = PassContext(weights=model.weights, target=target)

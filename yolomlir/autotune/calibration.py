@@ -16,6 +16,7 @@ from yolomlir.autotune.cost_model import DEFAULT, Constants, Device, Features
 from yolomlir.autotune.database import Database
 from yolomlir.autotune.fitting import Measured, Quality, fit, held_out_quality
 from yolomlir.codegen.gpu.conv2d_space import ConvTiles
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.diagnostics import UserError
 from yolomlir.target import target_named
@@ -91,11 +92,13 @@ def _measured(shape: ConvShape, points: dict[str, float], precision: str) -> Mea
     tiles, us = [], []
     for key, value in sorted(points.items()):
         try:
-            tiles.append(space.tile_of("conv2d", key))
+            tile = space.tile_of("conv2d", key)
         except UserError as error:
             logger.debug("left out: %s", error)
             continue
-        us.append(value)
+        if isinstance(tile, ConvTile):  # windows have their own model
+            tiles.append(tile)
+            us.append(value)
     if len(tiles) < _FEWEST_POINTS:
         return None
     features = Features.of(ConvTiles.of(shape, tiles), precision)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from yolomlir.autotune import database, signature, space, tables
 from yolomlir.autotune.database import Database
 from yolomlir.bindings import ir
-from yolomlir.codegen.gpu import chain_tile
+from yolomlir.codegen.gpu import chain_tile, conv2d_kinds
 from yolomlir.codegen.gpu.chain_tile import ChainShape
-from yolomlir.codegen.gpu.conv2d_tile import objection
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.diagnostics import UserError
 from yolomlir.dialects import yolo
@@ -50,7 +49,7 @@ class Lookup:
             if isinstance(shape, ChainShape):
                 reason = chain_tile.objection(tile, shape, self.target, self.precision)
             elif shape is not None:
-                reason = objection(tile, shape, self.target, self.precision)
+                reason = conv2d_kinds.objection(tile, shape, self.target, self.precision)
             if reason is None:
                 return tile, source
             logger.debug("%s: tile %s is not legal here: %s", source, key, reason)

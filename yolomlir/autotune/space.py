@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -13,11 +13,14 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from yolomlir.autotune import window_model
 from yolomlir.autotune.cost_model import DEFAULT, Constants, Device, Features, predict_us
 from yolomlir.bindings import ir
-from yolomlir.codegen.gpu import conv2d_space
+from yolomlir.codegen.gpu import conv2d_kinds, conv2d_space
+from yolomlir.codegen.gpu.chain_tile import ChainTile
+from yolomlir.codegen.gpu.conv2d_kinds import Conv2dTile
 from yolomlir.codegen.gpu.conv2d_space import ConvTiles
-from yolomlir.codegen.gpu.conv2d_tile import ConvTile, block_ks, default_tile, objection
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile, block_ks, objection
 from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
 from yolomlir.codegen.gpu.epilogue import Epilogue
 from yolomlir.diagnostics import UnsupportedError, UserError
@@ -37,6 +40,8 @@ _WITH_FLAGS = 64
 """Geometries of which every combination of flags is considered for the untuned choice."""
 _VARIETY = 3
 """Candidates of one block size among the first ones: the model may be wrong about all of them."""
+_OPENING, _OF_KIND = 10, 2
+"""Of so many first tiles of a convolution at least so many are of either kind."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def tile_of(family: str, key: str) -> Tile:
 
     Raises UserError for a key of another family or version.
     """
-    kind = _tile_kind(family)
+    kind = _tile_kind(family, [item.partition("=")[0] for item in key.split(",")])
     types = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     try:
@@ -93,19 +98,16 @@ def tile_of(family: str, key: str) -> Tile:
 
 def attribute(tile: Tile) -> ir.Attribute:
     """The `yolo.tile` dictionary of a tile, in the current context."""
-    if isinstance(tile, ConvTile):
-        return tile.to_attribute()
-    from yolomlir.codegen.gpu.tile import to_attribute
-
-    return to_attribute(tile)
+    return conv2d_kinds.attribute_of(tile)
 
 
 def illegal(problem: Problem, tile: Tile) -> str | None:
     """Why no kernel can be made of a tile; None where it can, as far as that is known."""
-    if not isinstance(tile, _tile_kind(problem.family)):
+    options = [field.name for field in dataclasses.fields(tile)]
+    if not isinstance(tile, _tile_kind(problem.family, options)):
         return f"is a tile of another family than '{problem.family}'"
     if problem.family == "conv2d":
-        return objection(tile, problem.shape, problem.target, problem.precision)
+        return conv2d_kinds.objection(tile, problem.shape, problem.target, problem.precision)
     return None if tile in _listed(problem) else "is not one of the family's tiles"
 
 
@@ -116,7 +118,7 @@ def default(problem: Problem) -> Tile:
     """The tile that is taken without measurements. Raises UnsupportedError where none is legal."""
     family, shape, target = problem.family, problem.shape, problem.target
     if family == "conv2d":
-        return default_tile(shape, target, problem.precision)
+        return conv2d_kinds.default_tile(shape, target, problem.precision)
     choose: Callable[..., Tile] = _module(family).default_tile
     if family in ("attention", "chain"):
         return choose(shape, target, problem.precision)
@@ -131,16 +133,31 @@ def ranked(problem: Problem, constants: Constants = DEFAULT, count: int = 512) -
     """
     if problem.family != "conv2d":
         return _listed(problem)[:count]
+    timed = [*_gathered(problem, constants, count), *_windows(problem)]
+    timed.sort(key=lambda item: item[0])
+    return tuple(_each_kind(_varied(timed[: 2 * count])[:count], timed))
+
+
+def _gathered(problem: Problem, constants: Constants, count: int) -> list[tuple[float, Conv2dTile]]:
+    """The tiles that gather rows of K which the cost model says are fastest, and their times."""
     shape: ConvShape = problem.shape
     device, precision = Device.of(problem.target), problem.precision
     tiles = conv2d_space.pipelines(conv2d_space.geometries(shape, problem.target))
     tiles = tiles.where(conv2d_space.legal(tiles, problem.target, precision))
     if not len(tiles):
-        return ()
+        return []
     us = predict_us(Features.of(tiles, precision), device, constants)
     tiles, us = _with_flags(tiles.where(np.argsort(us, kind="stable")[:count]), problem, constants)
     order = [int(row) for row in np.argsort(us, kind="stable")[: 2 * count]]
-    return tuple(tiles.tile(row) for row in _varied(tiles, order)[:count])
+    return [(float(us[row]), tiles.tile(row)) for row in order]
+
+
+def _windows(problem: Problem) -> list[tuple[float, Conv2dTile]]:
+    """Every window and its predicted time."""
+    shape, target, precision = problem.shape, problem.target, problem.precision
+    tiles = conv2d_kinds.window_tiles(shape, target, precision)
+    us = window_model.predict_us(tiles, shape, target, precision)
+    return list(zip(us, tiles, strict=True))
 
 
 def _with_flags(
@@ -159,34 +176,57 @@ def ranked_keys(problem: Problem, constants: Constants = DEFAULT) -> tuple[str, 
     return tuple(key_of(tile) for tile in ranked(problem, constants))
 
 
-def _varied(tiles: ConvTiles, rows: list[int]) -> list[int]:
-    """Rows in their order, but of each block size at most `_VARIETY` in each turn."""
-    turns: dict[int, list[int]] = {}
+def _varied(timed: list[tuple[float, Conv2dTile]]) -> list[Conv2dTile]:
+    """Tiles in their order, but of each block size at most `_VARIETY` in each turn."""
+    turns: dict[int, list[Conv2dTile]] = {}
     seen: dict[tuple[int, ...], int] = {}
-    columns = (tiles.block_m, tiles.block_n, tiles.warps_k, tiles.cluster_k)
-    for row in rows:
-        block = tuple(int(column[row]) for column in columns)
+    for _, tile in timed:
+        block = conv2d_kinds.block_of(tile)
         turn = seen.get(block, 0)
         seen[block] = turn + 1
-        turns.setdefault(turn // _VARIETY, []).append(row)
-    return [row for turn in sorted(turns) for row in turns[turn]]
+        turns.setdefault(turn // _VARIETY, []).append(tile)
+    return [tile for turn in sorted(turns) for tile in turns[turn]]
+
+
+def _each_kind(tiles: list[Conv2dTile], timed: list[tuple[float, Conv2dTile]]) -> list[Conv2dTile]:
+    """The first `_OPENING` with the best few of either kind, behind what is better: the models of
+    the kinds are more often right about an order within one than between them."""
+    missing: list[Conv2dTile] = []
+    for kind in (ConvTile, ChainTile):
+        best = [tile for _, tile in timed if isinstance(tile, kind)][:_OF_KIND]
+        missing += [tile for tile in best if tile not in tiles[:_OPENING]]
+    kept = tiles[: max(0, _OPENING - len(missing))]
+    return list(dict.fromkeys([*kept, *missing, *tiles]))[: len(tiles)]
 
 
 def predicted_us(
     problem: Problem, tiles: list[Tile], constants: Constants = DEFAULT
 ) -> list[float]:
     """The model's time of each tile of a convolution, microseconds."""
-    table = ConvTiles.of(problem.shape, tiles)
-    features = Features.of(table, problem.precision)
-    return [float(v) for v in predict_us(features, Device.of(problem.target), constants)]
+    shape, target, precision = problem.shape, problem.target, problem.precision
+    windows = [t for t in tiles if isinstance(t, ChainTile)]
+    gathered = [t for t in tiles if not isinstance(t, ChainTile)]
+    of_windows = iter(window_model.predict_us(windows, shape, target, precision))
+    features = Features.of(ConvTiles.of(shape, gathered), precision)
+    of_gathered = iter(predict_us(features, Device.of(target), constants))
+    return [float(next(of_windows if isinstance(t, ChainTile) else of_gathered)) for t in tiles]
 
 
 def neighbours(problem: Problem, tile: Tile) -> list[Tile]:
     """Legal tiles that differ from one in one option or two, in a fixed order."""
     if problem.family != "conv2d":
         return list(_listed(problem))
+    if isinstance(tile, ChainTile):
+        windows = conv2d_kinds.window_tiles(problem.shape, problem.target, problem.precision)
+        return [t for t in windows if 1 <= _differing(t, tile) <= 2]
     changed = dict.fromkeys(_changes(tile, block_ks(problem.shape.element)))
     return [t for t in changed if t != tile and illegal(problem, t) is None]
+
+
+def _differing(one: Tile, other: Tile) -> int:
+    """Options that two tiles of a kind do not share."""
+    fields = dataclasses.fields(one)
+    return sum(getattr(one, f.name) != getattr(other, f.name) for f in fields)
 
 
 def _changes(tile: ConvTile, depths: tuple[int, ...]) -> Iterator[ConvTile]:
@@ -253,6 +293,13 @@ def best_conv_tile(
     return None
 
 
+def best_window(shape: ConvShape, target: Target, precision: str) -> ChainTile | None:
+    """The window of the lowest predicted time; None where none is legal."""
+    tiles = conv2d_kinds.window_tiles(shape, target, precision)
+    us = window_model.predict_us(tiles, shape, target, precision)
+    return min(zip(us, tiles, strict=True), key=lambda item: item[0], default=(0.0, None))[1]
+
+
 # ---- the small families: every tile -------------------------------------------------------------
 
 
@@ -298,9 +345,9 @@ def _module(family: str) -> Any:
     return importlib.import_module(f"yolomlir.codegen.gpu.{family}")
 
 
-def _tile_kind(family: str) -> type[Any]:
+def _tile_kind(family: str, options: Collection[str]) -> type[Any]:
     if family == "conv2d":
-        return ConvTile
+        return conv2d_kinds.kind_named(options)
     if family not in _MODULES:
         raise UserError(f"no tiles are known for family '{family}'")
     return cast("type[Any]", getattr(_module(family), _MODULES[family]))

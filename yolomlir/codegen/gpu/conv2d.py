@@ -13,6 +13,9 @@ from collections.abc import Iterator, Sequence
 from yolomlir.bindings import arith, func, ir
 from yolomlir.codegen.gpu import instructions, products
 from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, KernelBuilder, guard, loop, select
+from yolomlir.codegen.gpu.chain import ChainKernel
+from yolomlir.codegen.gpu.chain_problem import match_chain
+from yolomlir.codegen.gpu.conv2d_kinds import default_tile, objection, stated_tile
 from yolomlir.codegen.gpu.conv2d_load import (
     ImageLoader,
     InputLoader,
@@ -21,7 +24,7 @@ from yolomlir.codegen.gpu.conv2d_load import (
     swizzle,
 )
 from yolomlir.codegen.gpu.conv2d_store import OutputStore
-from yolomlir.codegen.gpu.conv2d_tile import STAGING_PADDING, ConvTile, default_tile, objection
+from yolomlir.codegen.gpu.conv2d_tile import STAGING_PADDING, ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvProblem, match_conv
 from yolomlir.codegen.gpu.element import FLOAT32
 from yolomlir.codegen.gpu.generate import register_family
@@ -35,19 +38,21 @@ from yolomlir.target import Target
 def generate_conv2d(function: func.FuncOp, target: Target, precision: str, name: str) -> Kernel:
     """The kernel of a `conv2d` dispatch, with the tile of its `yolo.tile` or the default one.
 
+    A tile that is a window is for a chain of one stage (`conv2d_kinds.py`).
+
     Raises UnsupportedError for another form than section 4 of the architecture's, UserError for a
     tile that is not legal.
     """
     problem = match_conv(function.operation, precision=precision)
-    attributes = function.operation.attributes
-    if "yolo.tile" in attributes:
-        tile = ConvTile.from_attribute(attributes["yolo.tile"])
-    else:
-        tile = default_tile(problem.shape, target, precision)
+    tile = stated_tile(function.operation) or default_tile(problem.shape, target, precision)
     reason = objection(tile, problem.shape, target, precision)
     if reason is not None:
         raise UserError(f"illegal tile {tile}: {reason}", where=name)
-    return ConvKernel(problem, tile, target, precision, name, function.operation.location).build()
+    location = function.operation.location
+    if isinstance(tile, ConvTile):
+        return ConvKernel(problem, tile, target, precision, name, location).build()
+    chain = match_chain(function.operation, precision=precision)
+    return ChainKernel(chain, tile, target, precision, name, location).build()
 
 
 class ConvKernel:

@@ -1,0 +1,112 @@
+"""The two kinds of tiles that a `conv2d` dispatch can have, told apart here and nowhere else.
+
+A `ConvTile` gathers a row of K for every output pixel (`conv2d.py`). A window tile is a `ChainTile`
+whose `rows` are not 0: the function is generated as a chain of one stage, whose blocks load the
+pixels under a rectangle of outputs once and read all taps there (`chain_window.py`). It moves fewer
+bytes and takes less shared memory where the kernel is larger than 1x1 and channels are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu import chain_tile, conv2d_tile
+from yolomlir.codegen.gpu.chain_tile import ChainShape, ChainTile
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile
+from yolomlir.codegen.gpu.conv_problem import ConvShape
+from yolomlir.codegen.gpu.tile import TILE, tile_or, to_attribute
+from yolomlir.diagnostics import UnsupportedError
+from yolomlir.target import Target
+
+Conv2dTile = ConvTile | ChainTile
+"""A tile of the family, of either kind."""
+
+_WINDOW_OPTION = "rows"
+
+
+def kind_named(options: Collection[str]) -> type[ConvTile] | type[ChainTile]:
+    """The kind of a tile by the names of its options: only a window's has `rows`."""
+    return ChainTile if _WINDOW_OPTION in options else ConvTile
+
+
+def stated_tile(function: ir.Operation) -> Conv2dTile | None:
+    """The tile of a function's `yolo.tile`; None where it has none.
+
+    Raises UserError for options that are unknown or missing.
+    """
+    if TILE not in function.attributes:
+        return None
+    attribute = function.attributes[TILE]
+    if kind_named({named.name for named in ir.DictAttr(attribute)}) is ConvTile:
+        return ConvTile.from_attribute(attribute)
+    return tile_or(function, ChainTile, lambda: ChainTile(0, 0, 0))  # the attribute is there
+
+
+def attribute_of(tile: Conv2dTile) -> ir.Attribute:
+    """The `yolo.tile` dictionary of a tile, in the current context."""
+    return tile.to_attribute() if isinstance(tile, ConvTile) else to_attribute(tile)
+
+
+def objection(tile: Conv2dTile, shape: ConvShape, target: Target, precision: str) -> str | None:
+    """Why no kernel can be made of this tile; None where it can."""
+    if isinstance(tile, ConvTile):
+        return conv2d_tile.objection(tile, shape, target, precision)
+    if not tile.rows:
+        return "rows = 0 is no window"
+    if shape.source_vector == 0:
+        return "a window is copied, not converted as an image is"
+    return chain_tile.objection(tile, as_chain(shape), target, precision)
+
+
+def as_chain(shape: ConvShape) -> ChainShape:
+    """The convolution as a chain of one stage."""
+    return ChainShape(shape, ())
+
+
+@lru_cache(maxsize=512)
+def window_tiles(shape: ConvShape, target: Target, precision: str) -> tuple[ChainTile, ...]:
+    """Every window worth considering, all legal, in a fixed order; none for 1x1 and for images."""
+    if shape.taps == 1 or shape.source_vector == 0:
+        return ()
+    return tuple(chain_tile.window_space(as_chain(shape), target, precision))
+
+
+def block_of(tile: Conv2dTile) -> tuple[int, ...]:
+    """What a tile has in common with those that differ from it in details only."""
+    if isinstance(tile, ConvTile):
+        return tile.block_m, tile.block_n, tile.warps_k, tile.cluster_k
+    return tile.block_m, tile.rows, tile.cluster_n, tile.warps, 0
+
+
+_CLEARLY = 0.9
+"""Of the other kind's predicted time, what a window is taken at without measurements: both are
+predicted within some 5 %."""
+
+
+@lru_cache(maxsize=1024)
+def default_tile(shape: ConvShape, target: Target, precision: str) -> Conv2dTile:
+    """The legal tile that the cost models say is fastest; a window only where it clearly is.
+
+    Raises UnsupportedError where no tile is legal.
+    """
+    from yolomlir.autotune.calibration import shipped_calibration
+    from yolomlir.autotune.space import Problem, best_window, predicted_us
+
+    window = best_window(shape, target, precision)
+    if window is None:
+        return conv2d_tile.default_tile(shape, target, precision)
+    try:
+        gathered = conv2d_tile.default_tile(shape, target, precision)
+    except UnsupportedError:
+        return window
+    problem = Problem("conv2d", shape, target, precision)
+    times = predicted_us(problem, [window, gathered], shipped_calibration().constants)
+    return window if times[0] < _CLEARLY * times[1] else gathered
+
+
+__all__ = [
+    "Conv2dTile", "as_chain", "attribute_of", "block_of", "default_tile", "kind_named", "objection",
+    "stated_tile", "window_tiles",
+]  # fmt: skip
