@@ -109,7 +109,7 @@ def test_keys_bring_back_every_familys_tiles(name: str, level: int, pointwise: s
     """At level 3 every depthwise convolution begins a chain."""
     load = workload(name, level=level)
     assert {c.problem.family for c in load.cases.values()} == {
-        "conv2d", pointwise, "max_pool", "attention", "detect", "merge_detections",
+        "conv2d", pointwise, "max_pool", "attention", "detect",
     }  # fmt: skip
     for case in load.cases.values():
         family = case.problem.family
@@ -125,7 +125,7 @@ def test_every_family_has_tiles_for_float16() -> None:
     load = workload(precision="fp16")
     assert {c.problem.precision for c in load.cases.values()} == {"fp16"}
     for case in load.cases.values():
-        assert "f16" in case.signature or case.problem.family in ("detect", "merge_detections")
+        assert "f16" in case.signature or case.problem.family == "detect"
         for tile in [space.default(case.problem), *space.ranked(case.problem)[:5]]:
             assert space.illegal(case.problem, tile) is None
 
