@@ -584,8 +584,8 @@ def _(op: ir.Operation) -> None:
     _same_element(op, [op.operands[0], op.results[0]])
 
 
-def _detection_maps(op: ir.Operation, maps: Sequence[ir.Value], max_det: int) -> None:
-    """Box maps, then class maps, a level each, that have max_det anchors."""
+def _detection_maps(op: ir.Operation, maps: Sequence[ir.Value]) -> int:
+    """Box maps, then class maps, a level each; how many anchors they have."""
     _four_dimensional(op, maps)
     for value in maps:
         _expect(op, "element type of a map", "f32", element_of(value))
@@ -598,6 +598,12 @@ def _detection_maps(op: ir.Operation, maps: Sequence[ir.Value], max_det: int) ->
         _expect(op, "box channels", 4, four)
         _expect(op, "class map shape", [n, classes, height, width], shape_of(logits))
         anchors += height * width
+    return anchors
+
+
+def _detected(op: ir.Operation) -> None:
+    """The maps of a whole choice: they have max_det anchors."""
+    max_det, anchors = integer(op, "max_det"), _detection_maps(op, list(op.operands))
     if not 1 <= max_det <= anchors:
         _fail(op, f"max_det is {max_det}; it must be in [1, {anchors}], the number of anchors")
 
@@ -605,18 +611,16 @@ def _detection_maps(op: ir.Operation, maps: Sequence[ir.Value], max_det: int) ->
 @_verifier("detect")
 def _(op: ir.Operation) -> None:
     _expect(op, "number of strides", LEVELS, len(integers(op, "strides")))
-    max_det = integer(op, "max_det")
-    _detection_maps(op, list(op.operands), max_det)
-    images = shape_of(op.operands[0])[0]
+    _detected(op)
+    images, max_det = shape_of(op.operands[0])[0], integer(op, "max_det")
     _expect(op, "result shape", [images, max_det, 6], shape_of(op.results[0]))
 
 
 @_verifier("candidates")
 def _(op: ir.Operation) -> None:
     _expect(op, "number of strides", LEVELS - 1, len(integers(op, "strides")))
-    max_det = integer(op, "max_det")
-    _detection_maps(op, list(op.operands), max_det)
-    shape = [shape_of(op.operands[0])[0], max_det, CANDIDATE_COLUMNS]
+    _detected(op)
+    shape = [shape_of(op.operands[0])[0], integer(op, "max_det"), CANDIDATE_COLUMNS]
     _expect(op, "result shape", shape, shape_of(op.results[0]))
 
 
@@ -628,7 +632,7 @@ def _(op: ir.Operation) -> None:
     _expect(op, "element type of the candidates", "f32", element_of(rows))
     images, max_det, columns = shape_of(rows)
     _expect(op, "columns of the candidates", CANDIDATE_COLUMNS, columns)
-    _detection_maps(op, maps, max_det)
+    _detection_maps(op, maps)
     _expect(op, "images of the candidates", shape_of(maps[0])[0], images)
     _expect(op, "result shape", [images, max_det, 6], shape_of(op.results[0]))
 

@@ -26,9 +26,8 @@ class SplitDetection(Pass):
     them with the best of the last. The result is the same: the best of all are among the best of
     either part, and rows carry what their order goes by.
 
-    `yolo.candidates` stands as early as its operands allow. A detection whose last level has fewer
-    anchors than `max_det`, or whose `max_det` is over 512, stays whole, as does one whose finer
-    levels have too few.
+    `yolo.candidates` stands as early as its operands allow. A detection whose finer levels have
+    fewer anchors than `max_det`, or whose `max_det` is over 512, stays whole.
 
     Before:
         %y = "yolo.detect"(%b3, %b4, %b5, %c3, %c4, %c5) {max_det = 300, …}
@@ -76,11 +75,11 @@ class SplitDetection(Pass):
 
 
 def _can_split(op: ir.Operation) -> bool:
-    """Whether each part has enough anchors, and no map is read twice."""
+    """Whether the finer levels have enough anchors, and no map is read twice."""
     maps = list(op.operands)
-    *finer, last = (prod(yolo.shape_of(v)[2:]) for v in maps[: yolo.LEVELS])
+    finer = sum(prod(yolo.shape_of(v)[2:]) for v in maps[: yolo.LEVELS - 1])
     wanted = yolo.integer(op, "max_det")
-    return wanted <= min(sum(finer), last, MOST_ROWS) and len(set(maps)) == len(maps)
+    return wanted <= min(finer, MOST_ROWS) and len(set(maps)) == len(maps)
 
 
 def _split(op: ir.Operation, block: ir.Block) -> None:

@@ -251,7 +251,8 @@ def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL, precision: str = 
     """The graph pipeline of a kind of target (`cpu`, `gpu`) at -O0 to -O3, as text.
 
     Level 0 is what code generation needs: batch norms folded, NHWC, one dispatch a kernel, the
-    memory plan. Level 1 adds cleaning up and the fold of the image scale; level 2 merges siblings;
+    memory plan. Level 1 adds cleaning up and the fold of the image scale; level 2 merges siblings
+    and, on GPUs, detects in two stages, of which the first does not wait for the last level;
     level 3 fuses chains of pointwise convolutions on GPUs and equals level 2 on the CPU. Of the
     precisions only `fp16` changes the graph: it narrows activations and weights.
     """
@@ -272,6 +273,7 @@ def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL, precision: str = 
         (2, f"yolo-merge-siblings{sixteen_bytes}"),
         (1, "yolo-canonicalize"),
         *([(0, "yolo-narrow-activations")] if precision == HALF else []),
+        *([(2, "yolo-split-detection")] if target_kind == "gpu" else []),
         (0, "yolo-conv-epilogue-fusion"),
         (0, "yolo-form-dispatches"),
         (0, f"yolo-concat-views{sixteen_bytes}"),

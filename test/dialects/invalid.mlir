@@ -142,8 +142,8 @@ func.func @attention_and_detect(%b: !b, %c: !c, %q: !q) {
 func.func @merge_detections(%r: !rows, %b: !b, %c: !c, %two: !two, %y: !y, %five: tensor<1x5x8xf32>) {
   // expected-error @below {{columns of the candidates is 6; expected 8}}
   %0 = "yolo.merge_detections"(%y, %b, %c) {stride = 32 : i64} : (!y, !b, !c) -> !y
-  // expected-error @below {{max_det is 5; it must be in [1, 4], the number of anchors}}
-  %1 = "yolo.merge_detections"(%five, %b, %c) {stride = 32 : i64} : (tensor<1x5x8xf32>, !b, !c) -> tensor<1x5x6xf32>
+  // expected-error @below {{result shape is [1, 4, 6]; expected [1, 5, 6]}}
+  %1 = "yolo.merge_detections"(%five, %b, %c) {stride = 32 : i64} : (tensor<1x5x8xf32>, !b, !c) -> !y
   // expected-error @below {{images of the candidates is 1; expected 2}}
   %2 = "yolo.merge_detections"(%r, %two, %two) {stride = 32 : i64} : (!rows, !two, !two) -> !y
   // expected-error @below {{operand 0 has rank 4; expected 3}}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import test_gpu_detect as whole
-from gpu_dispatches import TARGETS, Run, activation, check_assembles, function, kernel_of, lowered
+from gpu_dispatches import TARGETS, Run, activation, check_assembles, function, kernel_of
 from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
@@ -15,7 +15,6 @@ from yolomlir.codegen.gpu import merge_detections
 from yolomlir.codegen.gpu.detect import DetectTile
 from yolomlir.codegen.gpu.merge_detections import MergeTile
 from yolomlir.diagnostics import UnsupportedError
-from yolomlir.target import target_named
 
 SMALL = MergeTile(threads=64, lanes=2, blocks=2)
 SIZES = ((6, 5), (4, 4), (4, 3))
@@ -215,13 +214,21 @@ def test_other_tiles_are_refused(tile):
         kernel_of(Case(4, SIZES, 5).second(), tile=tile)
 
 
-def test_more_rows_than_anchors_are_refused():
-    module = lowered(Case(4, SIZES, 12).second())
-    shape = merge_detections.parse(module.body.operations[0].operation)
-    shape = replace(shape, late=replace(shape.late, max_det=13))
-    where = ir.Location.unknown()
-    with pytest.raises(UnsupportedError, match="13 rows of 12 anchors"):
-        merge_detections.build(shape, SMALL, target_named("sm_90"), "f", where)
+def test_too_many_rows_are_refused():
+    case = Case(1, ((80, 80), (40, 40), (20, 20)), 3000)
+    with pytest.raises(UnsupportedError, match="max_det 3000"):
+        kernel_of(case.second())
+
+
+@pytest.mark.parametrize("classes", [1, 3, 24])
+@pytest.mark.parametrize("above", [0, 40])
+def test_fewer_anchors_than_rows(classes, above):
+    """The last level has 6 anchors, of 20 rows; of 144 logits beyond the bound, 64 have room."""
+    case = Case(classes, ((6, 5), (4, 4), (3, 2)), 20)
+    boxes, logits = whole.operands(case)
+    logits[2] = logits[2] + np.float32(above)
+    check(case, boxes, logits)
+    check(case, boxes, [np.round(x / 8) for x in logits])
 
 
 def test_network_size(monkeypatch):

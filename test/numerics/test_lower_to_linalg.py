@@ -291,8 +291,9 @@ def test_detect(n: int, classes: int, max_det: int, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("n", "classes", "max_det", "kind"),
-    [(2, 5, 4, "distinct"), (1, 3, 3, "few values"), (1, 4, 4, "equal"), (1, 2, 1, "signed zeros")],
-)
+    [(2, 5, 4, "distinct"), (1, 3, 3, "few values"), (1, 4, 4, "equal"), (1, 2, 7, "signed zeros"),
+     (1, 1, 9, "distinct")],
+)  # fmt: skip
 def test_detection_in_two_stages(n: int, classes: int, max_det: int, kind: str) -> None:
     """Bit for bit what one stage gives."""
     sides, strides = [(6, 5), (3, 3), (2, 2)], [8, 16, 32]

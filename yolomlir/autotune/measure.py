@@ -30,7 +30,10 @@ _SPAN = 8
 exact in any order, so that the outputs of all tiles of a convolution are equal bit for bit."""
 _SMOOTH = ("attention", "detect", "merge_detections")
 """Families that get normal numbers instead: whole ones make a softmax flat, and scores equal."""
-_LARGEST = 4.0
+_RANKED = "merge_detections"
+"""The family that reads rows in order, of which the last says which logits are of interest."""
+_LARGEST, _LAST_LOGIT = 4.0, 2.5
+"""Of normal numbers; and of such rows the last one's, which few of a level's logits exceed."""
 _ARENA = "activations"
 """What the values of the inputs' arenas are drawn by."""
 _WARM_UP_REPLAYS = 3000
@@ -109,6 +112,7 @@ class CudaMeasure:
         self._memory: list[DeviceMemory] = []
         self._results = self._allocate(self._size)
         self._arenas: dict[tuple[bool, bool], int] = {}
+        self._rows: dict[str, int] = {}
         self._warm = False
         self._weights: dict[str, int] = {}
         self._packed: dict[str, int] = {}
@@ -137,6 +141,19 @@ class CudaMeasure:
             memory.upload(values.astype(np.float16) if half else values)
             self._arenas[smooth, half] = memory.address
         return self._arenas[smooth, half]
+
+    def _ranked(self, layer: str, view: View) -> int:
+        """The address of rows that end in a falling logit and their anchor's largest, which it
+        is."""
+        if layer not in self._rows:
+            images, count, columns = view.shape
+            rows = np.zeros((images, count, view.pitch), np.float32)
+            logits = np.linspace(_LARGEST, _LAST_LOGIT, count, dtype=np.float32)
+            rows[..., columns - 2 : columns] = logits[:, None]
+            memory = self._allocate(rows.nbytes)
+            memory.upload(rows)
+            self._rows[layer] = memory.address
+        return self._rows[layer]
 
     def _weight(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
         if name not in self._weights:
@@ -180,6 +197,8 @@ class CudaMeasure:
             if argument.view is not None:
                 dtype = argument.view.dtype
                 inputs = shared if network else self._arena(smooth=smooth, dtype=dtype)
+                if built.family == _RANKED and len(argument.view.shape) == 3 and not network:
+                    inputs = self._ranked(step.layer, argument.view) - argument.view.offset_bytes
                 arguments += _view(inputs, argument.view)
             else:
                 name = str(argument.weight)

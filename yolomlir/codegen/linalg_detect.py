@@ -146,16 +146,17 @@ def _image(w: Writer, x: Tensor) -> Tensor:
 def _one_image(
     w: Writer, levels: Sequence[_Level], best: Tensor, max_det: int, columns: int
 ) -> Tensor:
-    """Rows [max_det, columns] of one image; best: every anchor's largest logit."""
+    """Rows [max_det, columns] of one image, or as many as there are logits; best: every anchor's
+    largest logit."""
     classes = levels[0].logits.shape[1]
-    anchors = _top(w, _keys(w, best), max_det)
+    anchors = _top(w, _keys(w, best), min(max_det, *best.shape))
     candidates = _candidate_logits(w, levels, anchors, classes)
-    flat = w.reshape(candidates, (max_det * classes,), [[0, 1]])
-    winners = _top(w, _keys(w, flat), max_det)
+    flat = w.reshape(candidates, (anchors.shape[0] * classes,), [[0, 1]])
+    winners = _top(w, _keys(w, flat), min(max_det, *flat.shape))
     scores = w.generic(
         "a",
         [Mapped(winners, "a")],
-        Mapped(w.empty((max_det,)), "a"),
+        Mapped(w.empty(winners.shape), "a"),
         [
             "%i = arith.index_cast %in0 : i32 to index",
             f"%x = tensor.extract {flat.name}[%i] : {flat.type}",

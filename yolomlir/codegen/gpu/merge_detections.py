@@ -12,7 +12,7 @@ the level's best exactly (`detect_exact`) instead of what was sent, and merges t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from yolomlir.bindings import arith, func, ir
@@ -54,7 +54,7 @@ from yolomlir.codegen.gpu.instructions import (
     wait_for_predecessors,
 )
 from yolomlir.codegen.gpu.kernel import ACTIVATION, SCRATCH, Kernel, Parameter
-from yolomlir.codegen.gpu.selection import atomic_add, key_of, value_of
+from yolomlir.codegen.gpu.selection import SelectionSize, atomic_add, key_of, value_of
 from yolomlir.codegen.gpu.tile import tile_or
 from yolomlir.diagnostics import UnsupportedError
 from yolomlir.dialects import yolo
@@ -96,6 +96,22 @@ class MergeShape:
 
 
 @dataclass(frozen=True)
+class _LateLayout(Layout):
+    """Of an exact selection of one level alone, which may have less than is wanted.
+
+    wanted: rows. The shape's `max_det` are the anchors that they may be of.
+    """
+
+    wanted: int
+
+    @property
+    def stage_two(self) -> SelectionSize:
+        """The best logits, or all."""
+        candidates = self.shape.candidates
+        return SelectionSize(min(self.wanted, candidates), candidates)
+
+
+@dataclass(frozen=True)
 class MergeLayout:
     """Words of shared memory: what the exact selection needs, the bins, the rows."""
 
@@ -103,9 +119,12 @@ class MergeLayout:
     tile: MergeTile
 
     @property
-    def late(self) -> Layout:
+    def late(self) -> _LateLayout:
         """Of an exact selection of the last level; the workspace is its."""
-        return Layout(self.shape.late, DetectTile(self.tile.threads, self.tile.lanes))
+        late = self.shape.late
+        alone = replace(late, max_det=min(late.max_det, late.anchors))
+        tile = DetectTile(self.tile.threads, self.tile.lanes)
+        return _LateLayout(alone, tile, late.max_det)
 
     @property
     def room(self) -> int:
@@ -207,13 +226,13 @@ def generate(function: func.FuncOp, target: Target, precision: str, name: str) -
 def build(
     shape: MergeShape, tile: MergeTile, target: Target, name: str, location: ir.Location
 ) -> Kernel:
-    """The kernel for this shape and tile. Raises UnsupportedError for more rows than fit, more
-    than the level has anchors, and another tile."""
+    """The kernel for this shape and tile. Raises UnsupportedError for more rows than fit, and for
+    another tile."""
     layout, late = MergeLayout(shape, tile), shape.late
-    if late.max_det > late.anchors or 4 * layout.words > target.shared_memory_bytes:
+    if 4 * layout.words > target.shared_memory_bytes:
         raise UnsupportedError(
-            f"{late.max_det} rows of {late.anchors} anchors need {4 * layout.words} bytes of "
-            f"shared memory; {target.name} has {target.shared_memory_bytes}",
+            f"max_det {late.max_det} needs {4 * layout.words} bytes of shared memory; "
+            f"{target.name} has {target.shared_memory_bytes}",
             where=name,
             hint="compile with a smaller max_det",
         )
@@ -552,9 +571,14 @@ class _LevelSelection(ExactSelection):
         super().__init__(body.kernel, body.layout.late, body.maps, workspace, image)
         self.body = body
 
+    def collect_candidates(self, lowest: Int) -> None:
+        """See `ExactSelection`; all logits where there are no more anchors than are wanted."""
+        few = self.shape.anchors < self.body.shape.max_det
+        super().collect_candidates(key_of(f32(float("-inf"))) if few else lowest)
+
     def write(self, rank: Int, anchor: Int, category: Int, key: Int) -> None:
         """See `ExactSelection`."""
-        shape, body = self.shape, self.body
+        shape, body = self.body.shape, self.body
         top = Int(self.workspace.load(self.keys + anchor))
         box = [bits(v) for v in self.maps.corners(anchor, self.maps.read_sides(anchor))]
         place = anchor * shape.classes + category + shape.max_det
