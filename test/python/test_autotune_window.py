@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from autotune_fakes import workload
-from test_gpu_assembles import check, conv_text
+from test_gpu_assembles import check, conv_text, dispatches, linalg_module
 from yolomlir.dialects import yolo
 
 from yolomlir.autotune import space, window_model
@@ -26,7 +26,7 @@ from yolomlir.bindings import ir
 from yolomlir.codegen.gpu import conv2d_kinds
 from yolomlir.codegen.gpu.chain_tile import ChainTile
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
-from yolomlir.codegen.gpu.conv_problem import ConvShape
+from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.diagnostics import UserError
 from yolomlir.target import TARGETS, target_named
@@ -191,6 +191,28 @@ def test_windows_assemble_without_spills(chip: str, precision: str) -> None:
                 kernels[f"{shape.k} {tile}"] = generate_kernel(
                     function, target, precision=precision
                 )
+        check(kernels, target)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
+@pytest.mark.parametrize("chip", ["sm_90", "sm_120"])
+@pytest.mark.parametrize("scale", ["n", "s", "m"])
+def test_windows_of_every_convolution_assemble(scale: str, chip: str, precision: str) -> None:
+    """Some of each, without spills."""
+    target, chosen = target_named(chip), random.Random(f"{scale} {chip} {precision}")
+    with yolo.new_context(), ir.Location.unknown():
+        module = ir.Module.parse(linalg_module(scale, chip, precision))
+        kernels = {}
+        for name, function in dispatches(module, "conv2d").items():
+            shape = match_conv(function.operation, precision=precision).shape
+            tiles = conv2d_kinds.window_tiles(shape, target, precision)
+            for tile in chosen.sample(tiles, min(3, len(tiles))):
+                function.operation.attributes["yolo.tile"] = space.attribute(tile)
+                key = f"{name} {space.key_of(tile)}"
+                kernels[key] = generate_kernel(function, target, precision=precision)
+        assert len(kernels) >= 40
         check(kernels, target)
 
 

@@ -24,6 +24,9 @@ Conv2dTile = ConvTile | ChainTile
 """A tile of the family, of either kind."""
 
 _WINDOW_OPTION = "rows"
+_MAX_RUNS = 4
+"""Runs of four channels of a thread in a window's epilogue. With more, whose residuals and sums are
+on their way beside the addresses of all copies, some kernels spill."""
 
 
 def kind_named(options: Collection[str]) -> type[ConvTile] | type[ChainTile]:
@@ -57,7 +60,12 @@ def objection(tile: Conv2dTile, shape: ConvShape, target: Target, precision: str
         return "rows = 0 is no window"
     if shape.source_vector == 0:
         return "a window is copied, not converted as an image is"
-    return chain_tile.objection(tile, as_chain(shape), target, precision)
+    reason = chain_tile.objection(tile, as_chain(shape), target, precision)
+    if reason is not None:
+        return reason
+    outputs = tile.block_m * chain_tile.part_of(shape.out_channels, tile.cluster_n)
+    runs = -(-outputs // (4 * 32 * tile.warps))
+    return f"{runs} runs a thread; at most {_MAX_RUNS}" if runs > _MAX_RUNS else None
 
 
 def as_chain(shape: ConvShape) -> ChainShape:
@@ -70,7 +78,8 @@ def window_tiles(shape: ConvShape, target: Target, precision: str) -> tuple[Chai
     """Every window worth considering, all legal, in a fixed order; none for 1x1 and for images."""
     if shape.taps == 1 or shape.source_vector == 0:
         return ()
-    return tuple(chain_tile.window_space(as_chain(shape), target, precision))
+    listed = chain_tile.window_space(as_chain(shape), target, precision)
+    return tuple(t for t in listed if objection(t, shape, target, precision) is None)
 
 
 def block_of(tile: Conv2dTile) -> tuple[int, ...]:
