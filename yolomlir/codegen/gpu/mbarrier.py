@@ -27,9 +27,18 @@ mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$0], 0;
 
 def expect_bytes(barrier: Buffer, count: Int | int) -> None:
     """One thread makes `barrier` one that `count` bytes complete, once."""
-    pointer = shared_pointer(barrier)
-    nvvm.mbarrier_init(pointer, arith.constant(i32_type(), 1))
-    nvvm.mbarrier_arrive_expect_tx(None, pointer, Int.of(count).value)
+    make_barrier(barrier)
+    expect_sent(barrier, count)
+
+
+def make_barrier(barrier: Buffer) -> None:
+    """One thread makes `barrier` one that bytes can be sent to before it is known how many."""
+    nvvm.mbarrier_init(shared_pointer(barrier), arith.constant(i32_type(), 1))
+
+
+def expect_sent(barrier: Buffer, count: Int | int) -> None:
+    """One thread says that `count` bytes complete a barrier that was made, once."""
+    nvvm.mbarrier_arrive_expect_tx(None, shared_pointer(barrier), Int.of(count).value)
 
 
 def publish_barriers() -> None:

@@ -3,7 +3,9 @@
 A cluster of blocks shares the last level's anchors. The last candidate is a bound: a logit of the
 last level that does not come before it is none of the best. Each lane that finds logits beyond the
 bound sends their rows to the first block, which has the candidates' already, orders all by bins and
-writes the best. There is a wait for memory before the cluster meets, and none behind it.
+writes the best. It waits for global memory once, and then for what is sent: each block says how
+many rows it has sent, and barriers in the first block's memory count what arrives (`mbarrier`). A
+barrier of the cluster would first wait until all writes are visible to the whole GPU.
 
 The first block has room for a number of rows from each. Where one finds more, the first block takes
 the level's best exactly (`detect_exact`) instead of what was sent, and merges these.
@@ -17,6 +19,7 @@ from typing import TypeAlias
 
 from yolomlir.bindings import arith, func, ir
 from yolomlir.codegen.gpu import linalg_match as match
+from yolomlir.codegen.gpu import mbarrier
 from yolomlir.codegen.gpu.builder import (
     TRUE,
     Bool,
@@ -29,7 +32,7 @@ from yolomlir.codegen.gpu.builder import (
     select,
 )
 from yolomlir.codegen.gpu.detect_exact import ExactSelection, largest
-from yolomlir.codegen.gpu.detect_histogram import Bins, count_of
+from yolomlir.codegen.gpu.detect_histogram import Bins, count_of, sum_of
 from yolomlir.codegen.gpu.detect_layout import (
     BINS,
     KEPT,
@@ -42,7 +45,6 @@ from yolomlir.codegen.gpu.detect_layout import (
 from yolomlir.codegen.gpu.detect_maps import COLUMNS, WITH_KEYS, DetectShape, Level, Maps, real
 from yolomlir.codegen.gpu.generate import register_family
 from yolomlir.codegen.gpu.instructions import (
-    RemoteBuffer,
     barrier,
     bits,
     cluster_barrier,
@@ -71,7 +73,7 @@ _BLOCKS = 8
 _RECORD = 8
 """Words of a row in shared memory: x1, y1, x2, y2; place among equals; class; key; anchor's key."""
 _PLACE, _CLASS, _KEY, _TOP = range(4, _RECORD)
-_SENT = 0
+_FOUND = 0
 """The word of a block's state that counts the rows it has found."""
 
 Value: TypeAlias = ir.Value
@@ -147,18 +149,23 @@ class MergeLayout:
         late = self.late
         cursors = late.selection + max(late.stage_one.words, late.stage_two.words)
         totals = cursors + BINS + 4
-        kept = totals + 32 + _BLOCKS + _RECORD * self.rows
+        kept = totals + 32 + _BLOCKS + 4 + _RECORD * self.rows
         return BinPlaces(cursors, totals, kept, self.shape.late.max_det)
 
     @property
-    def overflows(self) -> int:
-        """A word a block: whether it found more rows than there is room for."""
+    def counts(self) -> int:
+        """A word a block: how many rows it found."""
         return self.places.totals + 32
+
+    @property
+    def barriers(self) -> int:
+        """Two barriers, that count the bytes of the counts and of the rows."""
+        return self.counts + _BLOCKS
 
     @property
     def records(self) -> int:
         """Where the rows begin: the candidates, then each block's."""
-        return self.overflows + _BLOCKS
+        return self.barriers + 4
 
     @property
     def words(self) -> int:
@@ -291,37 +298,42 @@ class _Body(Bins):
         self.maps = Maps(kernel, self.shape, kernel.block_y, first=1)
         self.rows = kernel.arguments[0]
         self.rank_in_cluster = kernel.block_x if self.tile.blocks > 1 else Int.of(0)
+        at = 4 * layout.barriers
+        self.counts_come = kernel.shared("float32", 2, offset_bytes=at)
+        self.rows_come = kernel.shared("float32", 2, offset_bytes=at + 8)
 
     def emit(self, programmatic: bool) -> None:
         """The whole body."""
-        self.clear()
-        self.meet()
+        self.open()
         if programmatic:
             wait_for_predecessors()
             release_dependents()
         self.scan_level()
-        self.meet()
+        barrier()
+        if self.tile.blocks > 1:
+            self.send_count()
         with guard(self.rank_in_cluster.equals(0)):
-            with guard(self.overflowed()):
+            with guard(self.receive()):
                 self.take_level_exactly()
             self.choose()
 
-    def meet(self) -> None:
-        """All threads of the cluster."""
-        if self.tile.blocks > 1:
+    def open(self) -> None:
+        """No row has been found, no bin holds any; every block of the cluster runs."""
+        several, zero = self.tile.blocks > 1, Int.of(0).value
+        self.clear_histogram()
+        self.clear_rows()
+        with guard(self.thread.equals(0)):
+            self.words.store(_FOUND, zero)
+            for first in range(0, _BLOCKS, 4):
+                self.words.store_vector(self.layout.counts + first, [zero] * 4)
+            with guard(self.rank_in_cluster.equals(0) if several else Bool(None, False)):
+                mbarrier.expect_bytes(self.counts_come, 4 * self.tile.blocks)
+                mbarrier.make_barrier(self.rows_come)
+                mbarrier.publish_barriers()
+        if several:
             cluster_barrier()
         else:
             barrier()
-
-    def clear(self) -> None:
-        """No row has been sent, and no bin holds any."""
-        zero = Int.of(0).value
-        self.clear_histogram()
-        with guard(self.thread.equals(0)):
-            self.words.store(_SENT, zero)
-            for first in range(0, _BLOCKS, 4):
-                self.words.store_vector(self.layout.overflows + first, [zero] * 4)
-        self.clear_rows()
 
     def clear_rows(self) -> None:
         """The last level has no rows: a key of 0 is no logit's."""
@@ -374,22 +386,29 @@ class _Body(Bins):
                 with guard(row < wanted if first + self.threads > wanted else TRUE):
                     x1, y1, x2, y2, _, category, logit, top = self.read_row(row, 0, WITH_KEYS)
                     box, keys = [bits(v) for v in (x1, y1, x2, y2)], (key_of(logit), key_of(top))
-                    self.store_record(self.words, row, box, row, bits(category), keys)
+                    self.store_record(row, box, row, bits(category), keys)
                     atomic_add(self.words, bin_of(logit) + self.places.cursors)
 
     def store_record(
-        self,
-        words: Buffer | RemoteBuffer,
-        number: Int,
-        box: Sequence[Value],
-        place: Int,
-        category: Value,
-        keys: tuple[Int, Int],
+        self, number: Int, box: Sequence[Value], place: Int, category: Value, keys: tuple[Int, Int]
     ) -> None:
-        """A row to a block's memory: bits of the box and the class, keys of logit and anchor."""
+        """A row to this block's memory: bits of the box and the class, keys of logit and anchor."""
         at = self.record(number)
-        words.store_vector(at, list(box))
-        words.store_vector(at + 4, [place.value, category, keys[0].value, keys[1].value])
+        self.words.store_vector(at, list(box))
+        self.words.store_vector(at + 4, [place.value, category, keys[0].value, keys[1].value])
+
+    def send_record(
+        self, number: Int, box: Sequence[Value], place: Int, category: Value, keys: tuple[Int, Int]
+    ) -> None:
+        """The same to the first block's memory."""
+        if self.tile.blocks == 1:
+            self.store_record(number, box, place, category, keys)
+            return
+        words, come = (shared_of_block(b, 0) for b in (self.words, self.rows_come))
+        at = self.record(number)
+        mbarrier.send(words, at, list(box), come)
+        rest = [place.value, category, keys[0].value, keys[1].value]
+        mbarrier.send(words, at + 4, rest, come)
 
     def read_anchor(self, first: Int) -> _Read:
         """An anchor's box, and this lane's logits where registers hold them."""
@@ -427,7 +446,6 @@ class _Body(Bins):
         """A lane's rows beyond the bound to the first block."""
         top = key_of(self.largest_of(read))
         with guard(read.live & ~(top < bound[0])):
-            first = shared_of_block(self.words, 0) if self.tile.blocks > 1 else self.words
             box = [bits(v) for v in self.maps.corners(read.anchor, read.sides)]
 
             def visit(group: Int, values: list[Value]) -> None:
@@ -435,7 +453,7 @@ class _Body(Bins):
                 exists = group < self.shape.groups
                 beyond = [exists & _comes_before((key, top), bound) for key in keys]
                 with guard(_any(beyond)):
-                    self.send_group(first, read.anchor, group, box, (keys, top), beyond)
+                    self.send_group(read.anchor, group, box, (keys, top), beyond)
 
             self.each_group(read, visit)
 
@@ -459,7 +477,6 @@ class _Body(Bins):
 
     def send_group(
         self,
-        first: Buffer | RemoteBuffer,
         anchor: Int,
         group: Int,
         box: Sequence[Value],
@@ -468,30 +485,40 @@ class _Body(Bins):
     ) -> None:
         """The rows of a group's logits that are beyond the bound."""
         shape, room = self.shape, self.layout.room_each
-        count = count_of(beyond)
-        slot = atomic_add(self.words, _SENT, count)
-        with guard((slot < room + 1) & ~(slot + count < room + 1)):  # of one lane
-            overflow = self.rank_in_cluster + self.layout.overflows
-            first.store_vector(overflow, [Int.of(1).value])
+        slot = atomic_add(self.words, _FOUND, count_of(beyond))
         for i, (key, sent) in enumerate(zip(keys[0], beyond, strict=True)):
             with guard(sent & (slot < room)):
                 category = group * shape.vector + i
                 number = self.rank_in_cluster * room + slot + shape.max_det
                 place = anchor * shape.classes + category + shape.max_det
                 label = bits(real(category))
-                self.store_record(first, number, box, place, label, (key, keys[1]))
+                self.send_record(number, box, place, label, (key, keys[1]))
             slot = slot + count_of([sent])
+
+    def send_count(self) -> None:
+        """Behind a barrier of the block: how many rows it found, of which it sent what has room."""
+        with guard(self.thread.equals(0)):
+            words, come = (shared_of_block(b, 0) for b in (self.words, self.counts_come))
+            place = self.rank_in_cluster + self.layout.counts
+            mbarrier.send(words, place, [self.words.load(_FOUND)], come)
 
     # ---- the first block
 
-    def overflowed(self) -> Bool:
-        """Whether some block found more rows than there is room for."""
-        places = range(0, _BLOCKS, 4)
-        words = [v for i in places for v in self.words.load_vector(self.layout.overflows + i, 4)]
-        found = Int.of(words[0])
-        for word in words[1:]:
-            found = found | Int(word)
-        return ~found.equals(0)
+    def receive(self) -> Bool:
+        """Wait for all rows; whether some block found more than there is room for."""
+        room, several = self.layout.room_each, self.tile.blocks > 1
+        if several:
+            mbarrier.wait_for_bytes(self.counts_come)
+        places = range(self.layout.counts, self.layout.counts + _BLOCKS, 4)
+        loaded = [v for place in places for v in self.words.load_vector(place, 4)]
+        counts = [Int(v) for v in (loaded if several else [self.words.load(_FOUND)])]
+        over = [~(count < room + 1) for count in counts]
+        if several:
+            fitting = [select(more, room, n) for more, n in zip(over, counts, strict=True)]
+            with guard(self.thread.equals(0)):
+                mbarrier.expect_sent(self.rows_come, sum_of(fitting) * (4 * _RECORD))
+            mbarrier.wait_for_bytes(self.rows_come)
+        return _any(over)
 
     def choose(self) -> None:
         """The best of all rows, in order, to the result."""
@@ -583,7 +610,7 @@ class _LevelSelection(ExactSelection):
         box = [bits(v) for v in self.maps.corners(anchor, self.maps.read_sides(anchor))]
         place = anchor * shape.classes + category + shape.max_det
         number = rank + shape.max_det
-        body.store_record(body.words, number, box, place, bits(real(category)), (key, top))
+        body.store_record(number, box, place, bits(real(category)), (key, top))
 
 
 def _comes_before(keys: tuple[Int, Int], others: tuple[Int, Int]) -> Bool:
