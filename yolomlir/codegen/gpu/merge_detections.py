@@ -13,8 +13,8 @@ the level's best exactly (`detect_exact`) instead of what was sent, and merges t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from yolomlir.bindings import arith, func, ir
@@ -34,12 +34,8 @@ from yolomlir.codegen.gpu.builder import (
 from yolomlir.codegen.gpu.detect_exact import ExactSelection, largest
 from yolomlir.codegen.gpu.detect_histogram import Bins, count_of, sum_of
 from yolomlir.codegen.gpu.detect_layout import (
-    BINS,
     KEPT,
     LAST,
-    BinPlaces,
-    DetectTile,
-    Layout,
     bin_of,
 )
 from yolomlir.codegen.gpu.detect_maps import COLUMNS, WITH_KEYS, DetectShape, Level, Maps, real
@@ -56,141 +52,30 @@ from yolomlir.codegen.gpu.instructions import (
     wait_for_predecessors,
 )
 from yolomlir.codegen.gpu.kernel import ACTIVATION, SCRATCH, Kernel, Parameter
-from yolomlir.codegen.gpu.selection import SelectionSize, atomic_add, key_of, value_of
+from yolomlir.codegen.gpu.merge_layout import (
+    BLOCKS,
+    LANES,
+    LOADS,
+    RECORD,
+    MergeLayout,
+    MergeShape,
+    MergeTile,
+    default_tile,
+    tiles,
+)
+from yolomlir.codegen.gpu.selection import atomic_add, key_of, value_of
 from yolomlir.codegen.gpu.tile import tile_or
 from yolomlir.diagnostics import UnsupportedError
 from yolomlir.dialects import yolo
 from yolomlir.target import Target
 
-_LANES = 16
-"""Lanes of an anchor at most."""
-_LOADS = 4
-"""Groups of logits that a lane reads side by side, where it has many."""
 _HELD = 32
 """Logits of a lane that stay in registers from their maximum to the bound."""
-_BLOCKS = 8
-"""Blocks of a cluster at most, on every GPU that has clusters."""
-_RECORD = 8
-"""Words of a row in shared memory: x1, y1, x2, y2; place among equals; class; key; anchor's key."""
-_PLACE, _CLASS, _KEY, _TOP = range(4, _RECORD)
+_PLACE, _CLASS, _KEY, _TOP = range(4, RECORD)
 _FOUND = 0
 """The word of a block's state that counts the rows it has found."""
 
 Value: TypeAlias = ir.Value
-
-
-@dataclass(frozen=True)
-class MergeTile:
-    """threads: of a block. lanes: neighbouring threads that share an anchor's logits. blocks: of a
-    cluster, which share an image's anchors."""
-
-    threads: int
-    lanes: int
-    blocks: int
-
-
-@dataclass(frozen=True)
-class MergeShape:
-    """late: the last level, alone. vector: elements of one access to the candidates."""
-
-    late: DetectShape
-    vector: int
-
-
-@dataclass(frozen=True)
-class _LateLayout(Layout):
-    """Of an exact selection of one level alone, which may have less than is wanted.
-
-    wanted: rows. The shape's `max_det` are the anchors that they may be of.
-    """
-
-    wanted: int
-
-    @property
-    def stage_two(self) -> SelectionSize:
-        """The best logits, or all."""
-        candidates = self.shape.candidates
-        return SelectionSize(min(self.wanted, candidates), candidates)
-
-
-@dataclass(frozen=True)
-class MergeLayout:
-    """Words of shared memory: what the exact selection needs, the bins, the rows."""
-
-    shape: MergeShape
-    tile: MergeTile
-
-    @property
-    def late(self) -> _LateLayout:
-        """Of an exact selection of the last level; the workspace is its."""
-        late = self.shape.late
-        alone = replace(late, max_det=min(late.max_det, late.anchors))
-        tile = DetectTile(self.tile.threads, self.tile.lanes)
-        return _LateLayout(alone, tile, late.max_det)
-
-    @property
-    def room(self) -> int:
-        """Rows of the last level that fit, a power of two: the exact selection's do."""
-        return max(64, 1 << (2 * self.shape.late.max_det - 1).bit_length())
-
-    @property
-    def room_each(self) -> int:
-        """Of each block."""
-        return self.room // self.tile.blocks
-
-    @property
-    def rows(self) -> int:
-        """Candidates and rows of the last level."""
-        return self.shape.late.max_det + self.room
-
-    @property
-    def places(self) -> BinPlaces:
-        """Of the selection among all rows."""
-        late = self.late
-        cursors = late.selection + max(late.stage_one.words, late.stage_two.words)
-        totals = cursors + BINS + 4
-        kept = totals + 32 + _BLOCKS + 4 + _RECORD * self.rows
-        return BinPlaces(cursors, totals, kept, self.shape.late.max_det)
-
-    @property
-    def counts(self) -> int:
-        """A word a block: how many rows it found."""
-        return self.places.totals + 32
-
-    @property
-    def barriers(self) -> int:
-        """Two barriers, that count the bytes of the counts and of the rows."""
-        return self.counts + _BLOCKS
-
-    @property
-    def records(self) -> int:
-        """Where the rows begin: the candidates, then each block's."""
-        return self.barriers + 4
-
-    @property
-    def words(self) -> int:
-        """Of all this."""
-        return self.places.kept + 2 * self.rows
-
-
-def default_tile(shape: MergeShape, target: Target) -> MergeTile:
-    """As many lanes as keep a lane's loads few; a cluster, where there are any, so that an anchor
-    has its lanes at once."""
-    late, lanes = shape.late, 1
-    while lanes < _LANES and lanes * _LOADS < late.groups:
-        lanes *= 2
-    threads, blocks = 512, 1
-    while target.clusters and blocks < _BLOCKS and blocks * threads < late.anchors * lanes:
-        blocks *= 2
-    return MergeTile(threads, lanes, blocks)
-
-
-def tiles(shape: MergeShape, target: Target) -> list[MergeTile]:
-    """What is worth to be measured."""
-    del shape
-    blocks = (1, 2, 4, 8) if target.clusters else (1,)
-    counts = (256, 512, 1024)
-    return [MergeTile(t, n, b) for t in counts for n in (4, 8, 16) for b in blocks]
 
 
 # ---- the linalg form ----------------------------------------------------------------------------
@@ -267,10 +152,10 @@ def build(
 
 def _check(tile: MergeTile, target: Target, name: str) -> None:
     powers = all(n & (n - 1) == 0 for n in (tile.lanes, tile.blocks))
-    most = _BLOCKS if target.clusters else 1
-    if not powers or tile.lanes > _LANES or tile.blocks > most or tile.threads % 64:
+    most = BLOCKS if target.clusters else 1
+    if not powers or tile.lanes > LANES or tile.blocks > most or tile.threads % 64:
         raise UnsupportedError(
-            f"{tile}; expected powers of two of at most {_LANES} lanes and {most} blocks, and a "
+            f"{tile}; expected powers of two of at most {LANES} lanes and {most} blocks, and a "
             "multiple of 64 threads",
             where=name,
         )
@@ -324,7 +209,7 @@ class _Body(Bins):
         self.clear_rows()
         with guard(self.thread.equals(0)):
             self.words.store(_FOUND, zero)
-            for first in range(0, _BLOCKS, 4):
+            for first in range(0, BLOCKS, 4):
                 self.words.store_vector(self.layout.counts + first, [zero] * 4)
             with guard(self.rank_in_cluster.equals(0) if several else Bool(None, False)):
                 mbarrier.expect_bytes(self.counts_come, 4 * self.tile.blocks)
@@ -345,7 +230,7 @@ class _Body(Bins):
 
     def record(self, number: Int) -> Int:
         """Where a row begins."""
-        return number * _RECORD + self.layout.records
+        return number * RECORD + self.layout.records
 
     # ---- every block
 
@@ -433,38 +318,26 @@ class _Body(Bins):
             safe = select(group < groups, group, groups - 1)
         return group, self.maps.read(row, safe * width, width)
 
-    def each_group(self, read: _Read, visit: Callable[[Int, list[Value]], None]) -> None:
-        """Call `visit(group, logits)` for code that handles each of a lane's groups."""
-        if read.groups is not None:
-            for group, values in read.groups:
-                visit(group, values)
-            return
-        with loop(0, self.layout.late.loads) as state:
-            visit(*self.read_group(read.row, read.part, state.index))
-
     def send(self, read: _Read, bound: tuple[Int, Int]) -> None:
         """A lane's rows beyond the bound to the first block."""
         top = key_of(self.largest_of(read))
         with guard(read.live & ~(top < bound[0])):
             box = [bits(v) for v in self.maps.corners(read.anchor, read.sides)]
-
-            def visit(group: Int, values: list[Value]) -> None:
-                keys = [key_of(value) for value in values]
-                exists = group < self.shape.groups
-                beyond = [exists & _comes_before((key, top), bound) for key in keys]
-                with guard(_any(beyond)):
-                    self.send_group(read.anchor, group, box, (keys, top), beyond)
-
-            self.each_group(read, visit)
+            if read.groups is not None:
+                self.send_groups(read.anchor, read.groups, box, top, bound)
+                return
+            with loop(0, self.layout.late.loads) as state:
+                group = self.read_group(read.row, read.part, state.index)
+                self.send_groups(read.anchor, [group], box, top, bound)
 
     def largest_of(self, read: _Read) -> Value:
         """The anchor's largest logit, by all of its lanes."""
         if read.groups is not None:
             best = largest([value for _, values in read.groups for value in values])
         else:
-            rounds = -(-self.layout.late.loads // _LOADS)
+            rounds = -(-self.layout.late.loads // LOADS)
             with loop(0, rounds, carried=[f32(float("-inf"))]) as state:
-                loads = [state.index * _LOADS + i for i in range(_LOADS)]
+                loads = [state.index * LOADS + i for i in range(LOADS)]
                 groups = [self.read_group(read.row, read.part, load)[1] for load in loads]
                 values = [value for group in groups for value in group]
                 state.advance([largest([state.carried[0], *values])])
@@ -475,25 +348,29 @@ class _Body(Bins):
             mask *= 2
         return best
 
-    def send_group(
+    def send_groups(
         self,
         anchor: Int,
-        group: Int,
+        groups: list[tuple[Int, list[Value]]],
         box: Sequence[Value],
-        keys: tuple[list[Int], Int],
-        beyond: Sequence[Bool],
+        top: Int,
+        bound: tuple[Int, Int],
     ) -> None:
-        """The rows of a group's logits that are beyond the bound."""
+        """The rows of some groups' logits that are beyond the bound, as far as there is room."""
         shape, room = self.shape, self.layout.room_each
-        slot = atomic_add(self.words, _FOUND, count_of(beyond))
-        for i, (key, sent) in enumerate(zip(keys[0], beyond, strict=True)):
-            with guard(sent & (slot < room)):
-                category = group * shape.vector + i
-                number = self.rank_in_cluster * room + slot + shape.max_det
-                place = anchor * shape.classes + category + shape.max_det
-                label = bits(real(category))
-                self.send_record(number, box, place, label, (key, keys[1]))
-            slot = slot + count_of([sent])
+        found: list[tuple[Bool, Int, Int]] = []
+        for group, values in groups:
+            for i, key in enumerate(key_of(value) for value in values):
+                beyond = (group < shape.groups) & _comes_before((key, top), bound)
+                found.append((beyond, group * shape.vector + i, key))
+        with guard(_any([beyond for beyond, _, _ in found])):
+            slot = atomic_add(self.words, _FOUND, count_of([beyond for beyond, _, _ in found]))
+            for beyond, category, key in found:
+                with guard(beyond & (slot < room)):
+                    number = self.rank_in_cluster * room + slot + shape.max_det
+                    place = anchor * shape.classes + category + shape.max_det
+                    self.send_record(number, box, place, bits(real(category)), (key, top))
+                slot = slot + count_of([beyond])
 
     def send_count(self) -> None:
         """Behind a barrier of the block: how many rows it found, of which it sent what has room."""
@@ -509,14 +386,14 @@ class _Body(Bins):
         room, several = self.layout.room_each, self.tile.blocks > 1
         if several:
             mbarrier.wait_for_bytes(self.counts_come)
-        places = range(self.layout.counts, self.layout.counts + _BLOCKS, 4)
+        places = range(self.layout.counts, self.layout.counts + BLOCKS, 4)
         loaded = [v for place in places for v in self.words.load_vector(place, 4)]
         counts = [Int(v) for v in (loaded if several else [self.words.load(_FOUND)])]
         over = [~(count < room + 1) for count in counts]
         if several:
             fitting = [select(more, room, n) for more, n in zip(over, counts, strict=True)]
             with guard(self.thread.equals(0)):
-                mbarrier.expect_sent(self.rows_come, sum_of(fitting) * (4 * _RECORD))
+                mbarrier.expect_sent(self.rows_come, sum_of(fitting) * (4 * RECORD))
             mbarrier.wait_for_bytes(self.rows_come)
         return _any(over)
 
