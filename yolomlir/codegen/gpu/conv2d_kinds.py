@@ -28,6 +28,10 @@ _MAX_RUNS = 4
 """Runs of four channels of a thread in a window's epilogue. With more, whose residuals and sums are
 on their way beside the addresses of all copies, some kernels spill."""
 
+_MAX_EXACT_ROWS = 32
+"""Pixels of a warp at fp32: no step waits, so the split operands of many are on their way at once.
+"""
+
 
 def kind_named(options: Collection[str]) -> type[ConvTile] | type[ChainTile]:
     """The kind of a tile by the names of its options: only a window's has `rows`."""
@@ -63,6 +67,9 @@ def objection(tile: Conv2dTile, shape: ConvShape, target: Target, precision: str
     reason = chain_tile.objection(tile, as_chain(shape), target, precision)
     if reason is not None:
         return reason
+    rows = tile.block_m // chain_tile.plan(tile, as_chain(shape)).stages[0].warps_m
+    if precision == "fp32" and rows > _MAX_EXACT_ROWS:
+        return f"{rows} pixels a warp; at most {_MAX_EXACT_ROWS} where operands are split"
     outputs = tile.block_m * chain_tile.part_of(shape.out_channels, tile.cluster_n)
     runs = -(-outputs // (4 * 32 * tile.warps))
     return f"{runs} runs a thread; at most {_MAX_RUNS}" if runs > _MAX_RUNS else None
