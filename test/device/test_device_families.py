@@ -20,6 +20,7 @@ import test_gpu_attention as attention
 import test_gpu_depthwise as depthwise
 import test_gpu_detect as detect
 import test_gpu_max_pool as max_pool
+import test_gpu_merge_detections as merging
 from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
@@ -88,7 +89,7 @@ class DeviceRun(gpu_dispatches.Run):
 
 @pytest.fixture(autouse=True)
 def on_device(monkeypatch: pytest.MonkeyPatch):
-    for module in (attention, depthwise, detect, max_pool):
+    for module in (attention, depthwise, detect, max_pool, merging):
         monkeypatch.setattr(module, "Run", DeviceRun)
     with yolo.new_context(), ir.Location.unknown():
         yield
@@ -161,3 +162,28 @@ def test_detect_with_ties():
     rng = np.random.default_rng(0)
     values = np.array([-2.0, -0.0, 0.0, 1.0], np.float32)
     detect.check(case, boxes, [rng.choice(values, x.shape) for x in logits], target=_target())
+
+
+@pytest.mark.parametrize("above", [0, 2, 5, 40])
+@pytest.mark.parametrize(
+    "case",
+    [
+        merging.Case(80, detect.NETWORK, 300),
+        merging.Case(80, detect.NETWORK, 300, batch=4),
+        merging.Case(3, ((48, 80), (24, 40), (12, 20)), 300, batch=2),
+        merging.Case(37, ((32, 32), (16, 16), (8, 8)), 512),
+    ],
+    ids=str,
+)
+def test_detection_in_two_stages(case, above):
+    """Of the last level come few of the best, many, most, or more than there is room for."""
+    boxes, logits = detect.operands(case)
+    logits[2] = logits[2] + np.float32(above)
+    run = merging.check(case, boxes, logits, tile=None, first=None, target=_target())
+    first = run().value
+    for _ in range(50):
+        np.testing.assert_array_equal(first, run().value)
+    values = np.array([-2, 0, 1, 1.001], np.float32)
+    rng = np.random.default_rng(0)
+    ties = [rng.choice(values, x.shape) for x in logits]
+    merging.check(case, boxes, ties, tile=None, first=None, target=_target())

@@ -50,13 +50,13 @@ class Case(whole.Case):
         return function("merge_detections", types, [line], result)
 
 
-def one_stage(case: Case, boxes, logits) -> np.ndarray:
-    kernel = kernel_of(case.text(), tile=whole.SMALL)
+def one_stage(case: Case, boxes, logits, tile=whole.SMALL, target="sm_90") -> np.ndarray:
+    kernel = kernel_of(case.text(), tile=tile, target=target)
     return Run(kernel, [*boxes, *logits], (case.batch, case.max_det, 6))().value
 
 
-def first_stage(case: Case, boxes, logits, tile=whole.SMALL) -> np.ndarray:
-    kernel = kernel_of(case.first(), tile=tile)
+def first_stage(case: Case, boxes, logits, tile=whole.SMALL, target="sm_90") -> np.ndarray:
+    kernel = kernel_of(case.first(), tile=tile, target=target)
     return Run(kernel, [*boxes[:2], *logits[:2]], (case.batch, case.max_det, 8))().value
 
 
@@ -65,11 +65,15 @@ def second_stage(case: Case, rows, boxes, logits, tile=SMALL, target="sm_90") ->
     return Run(kernel, [rows, boxes[2], logits[2]], (case.batch, case.max_det, 6))
 
 
-def check(case: Case, boxes, logits, tile=SMALL, target="sm_90", **options) -> None:
-    rows = first_stage(case, boxes, logits)
+def check(
+    case: Case, boxes, logits, tile=SMALL, target="sm_90", first=whole.SMALL, **options
+) -> Run:
+    """first: the tile of one stage, and of the first."""
+    rows = first_stage(case, boxes, logits, first, target)
     run = second_stage(case, rows, boxes, logits, tile, target)
     got = run(**options).value
-    np.testing.assert_array_equal(got, one_stage(case, boxes, logits))
+    np.testing.assert_array_equal(got, one_stage(case, boxes, logits, first, target))
+    return run
 
 
 @pytest.mark.parametrize(
@@ -164,6 +168,17 @@ def test_extreme_logits():
         logits[level].reshape(-1)[: len(extremes)] = extremes
     check(case, boxes, logits)
     check(case, boxes, [np.where(x > -20, x - np.float32(60), x) for x in logits])
+
+
+def test_nan_is_the_largest():
+    """As in one stage: its anchor and itself come first, whatever else the anchor has."""
+    case = Case(5, SIZES, 12)
+    boxes, logits = whole.operands(case)
+    logits[0][0, 2, 3, 1] = logits[2][0, 1, 1, 4] = logits[2][0, 3, 0, 0] = np.nan
+    check(case, boxes, logits)
+    assert np.isnan(one_stage(case, boxes, logits)[0, :3, 4]).all()
+    logits[2][:] = np.nan  # more than the blocks have room for
+    check(case, boxes, logits, tile=replace(SMALL, blocks=8))
 
 
 def test_first_stage_gives_what_detection_gives_of_its_levels():

@@ -32,7 +32,7 @@ from yolomlir.codegen.gpu.builder import (
     select,
 )
 from yolomlir.codegen.gpu.detect_exact import ExactSelection, largest
-from yolomlir.codegen.gpu.detect_histogram import Bins, count_of, sum_of
+from yolomlir.codegen.gpu.detect_histogram import Bins, count_of, sum_of, where
 from yolomlir.codegen.gpu.detect_layout import (
     KEPT,
     LAST,
@@ -204,13 +204,10 @@ class _Body(Bins):
 
     def open(self) -> None:
         """No row has been found, no bin holds any; every block of the cluster runs."""
-        several, zero = self.tile.blocks > 1, Int.of(0).value
+        several = self.tile.blocks > 1
         self.clear_histogram()
-        self.clear_rows()
         with guard(self.thread.equals(0)):
-            self.words.store(_FOUND, zero)
-            for first in range(0, BLOCKS, 4):
-                self.words.store_vector(self.layout.counts + first, [zero] * 4)
+            self.words.store(_FOUND, Int.of(0).value)
             with guard(self.rank_in_cluster.equals(0) if several else Bool(None, False)):
                 mbarrier.expect_bytes(self.counts_come, 4 * self.tile.blocks)
                 mbarrier.make_barrier(self.rows_come)
@@ -219,14 +216,6 @@ class _Body(Bins):
             cluster_barrier()
         else:
             barrier()
-
-    def clear_rows(self) -> None:
-        """The last level has no rows: a key of 0 is no logit's."""
-        zero, room = Int.of(0).value, self.layout.room
-        for first in range(0, room, self.threads):
-            slot = self.thread + first
-            with guard(slot < room if first + self.threads > room else TRUE):
-                self.words.store(self.record(slot + self.shape.max_det) + _KEY, zero)
 
     def record(self, number: Int) -> Int:
         """Where a row begins."""
@@ -381,16 +370,21 @@ class _Body(Bins):
 
     # ---- the first block
 
+    @property
+    def counts(self) -> int:
+        """Where the numbers of rows are that the blocks found."""
+        return self.layout.counts if self.tile.blocks > 1 else _FOUND
+
     def receive(self) -> Bool:
         """Wait for all rows; whether some block found more than there is room for."""
-        room, several = self.layout.room_each, self.tile.blocks > 1
-        if several:
+        room, blocks = self.layout.room_each, self.tile.blocks
+        if blocks > 1:
             mbarrier.wait_for_bytes(self.counts_come)
-        places = range(self.layout.counts, self.layout.counts + BLOCKS, 4)
-        loaded = [v for place in places for v in self.words.load_vector(place, 4)]
-        counts = [Int(v) for v in (loaded if several else [self.words.load(_FOUND)])]
+        width = min(4, blocks)
+        places = range(self.counts, self.counts + blocks, width)
+        counts = [Int(v) for place in places for v in self.words.load_vector(place, width)]
         over = [~(count < room + 1) for count in counts]
-        if several:
+        if blocks > 1:
             fitting = [select(more, room, n) for more, n in zip(over, counts, strict=True)]
             with guard(self.thread.equals(0)):
                 mbarrier.expect_sent(self.rows_come, sum_of(fitting) * (4 * RECORD))
@@ -399,17 +393,17 @@ class _Body(Bins):
 
     def choose(self) -> None:
         """The best of all rows, in order, to the result."""
-        total = self.layout.rows
+        wanted, total = self.shape.max_det, self.layout.rows
         found: list[tuple[Int, Int, Bool]] = []
         for first in range(0, total, self.threads):
             number = self.thread + first
-            inside = number < total if first + self.threads > total else TRUE
-            number = select(inside, number, 0)
-            key = Int(self.words.load(self.record(number) + _KEY))
-            live = inside & ~key.equals(0)
+            live = number < total if first + self.threads > total else TRUE
+            if first + self.threads > wanted:
+                live = live & self.is_row(number)
+            key = where(live, lambda n=number: [Int(self.words.load(self.record(n) + _KEY))], 1)[0]
             found.append((number, key, live))
-            if first + self.threads > self.shape.max_det:
-                with guard(live & (number >= self.shape.max_det)):
+            if first + self.threads > wanted:
+                with guard(live & (number >= wanted)):
                     atomic_add(self.words, bin_of(value_of(key)) + self.places.cursors)
         barrier()
         last, kept = self.find_bin(self.read_counts(), LAST, KEPT)
@@ -420,6 +414,14 @@ class _Body(Bins):
                 self.words.store_vector(slot * 2 + self.places.kept, [number.value, key.value])
         barrier()
         self.write_rows(kept)
+
+    def is_row(self, number: Int) -> Bool:
+        """Whether there is a row: a candidate, or one of those that a block has found."""
+        wanted, room = self.shape.max_det, self.layout.room_each
+        early = number < wanted
+        slot = select(early, 0, select(number < self.layout.rows, number - wanted, 0))
+        count = Int(self.words.load(slot // room + self.counts))
+        return early | (slot % room < count)
 
     def write_rows(self, kept: Int) -> None:
         """The kept rows that are not beyond the wanted, each to its rank."""
@@ -448,7 +450,6 @@ class _Body(Bins):
         """The best rows of the last level, instead of what has been sent."""
         late, workspace = self.layout.late, self.kernel.arguments[-1].buffer
         image = self.kernel.block_y * late.image + late.counters
-        self.clear_rows()
         rounds = -(-self.shape.anchors // self.threads)
         with loop(0, rounds) as state:
             anchor = state.index * self.threads + self.thread
@@ -457,6 +458,12 @@ class _Body(Bins):
                 workspace.store(image + late.keys + anchor, key.value)
         barrier()
         _LevelSelection(self, workspace, image).emit()
+        rest = late.stage_two.wanted
+        with guard(self.thread.equals(0)):
+            for block in range(self.tile.blocks):
+                count = min(rest, self.layout.room_each)
+                self.words.store(self.counts + block, Int.of(count).value)
+                rest -= count
         barrier()
 
     def largest_alone(self, anchor: Int) -> Value:
