@@ -44,6 +44,20 @@ def _through_float64(function: Callable[..., Value]) -> Callable[..., Value]:
 _exp2 = _through_float64(np.exp2)
 _log2 = _through_float64(np.log2)
 
+
+def permute_bytes(low: Value, high: Value, order: Value) -> Value:
+    """`prmt` in its default mode: byte i of the result is the one of the eight of `low` and `high`
+    that the low bits of nibble i of `order` name, or its sign in all bits where bit 3 is set."""
+    both = np.asarray(low, np.uint32) | (np.asarray(high, np.uint32).astype(np.uint64) << 32)
+    result = np.uint32(0)
+    for i in range(4):
+        nibble = (np.asarray(order, np.uint32) >> (4 * i)) & 15
+        byte = ((both >> ((nibble & 7) * 8).astype(np.uint64)) & 0xFF).astype(np.uint32)
+        signs = np.where(byte & 0x80, np.uint32(0xFF), np.uint32(0))
+        result = result | (np.where(nibble & 8, signs, byte) << np.uint32(8 * i))
+    return np.asarray(result, np.uint32).view(np.int32)[()]
+
+
 INTRINSICS: dict[str, Callable[..., Value]] = {
     "llvm.nvvm.ex2.approx.ftz.f": _flushed(_exp2),
     "llvm.nvvm.ex2.approx.f": _exp2,
@@ -73,6 +87,7 @@ INTRINSICS: dict[str, Callable[..., Value]] = {
     "llvm.ceil.f32": np.ceil,
     "llvm.rint.f32": np.rint,
     "llvm.copysign.f32": np.copysign,
+    "llvm.nvvm.prmt": permute_bytes,
     "llvm.ctpop.i32": lambda v: population_count(v, 32),
 }
 """Intrinsics by name; approximate ones are given exactly (rounded once), `.ftz` ones flush."""

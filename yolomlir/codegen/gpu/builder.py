@@ -45,8 +45,8 @@ def f32(value: float) -> ir.Value:
 
 
 def zero_of(dtype: str) -> ir.Value:
-    """The zero of `float32` or `float16`."""
-    return arith.constant(element_type(dtype), 0.0)
+    """The zero of an element type."""
+    return arith.constant(element_type(dtype), 0 if dtype in ("uint8", "int32") else 0.0)
 
 
 def widen(value: ir.Value) -> ir.Value:

@@ -16,14 +16,8 @@ from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, KernelBuilder, guard
 from yolomlir.codegen.gpu.chain import ChainKernel
 from yolomlir.codegen.gpu.chain_problem import match_chain
 from yolomlir.codegen.gpu.conv2d_kinds import default_tile, objection, stated_tile
-from yolomlir.codegen.gpu.conv2d_load import (
-    ImageLoader,
-    InputLoader,
-    Loader,
-    WeightLoader,
-    swizzle,
-)
-from yolomlir.codegen.gpu.conv2d_store import OutputStore
+from yolomlir.codegen.gpu.conv2d_load import InputLoader, WeightLoader, swizzle
+from yolomlir.codegen.gpu.conv2d_store import OutputStore, Run
 from yolomlir.codegen.gpu.conv2d_tile import STAGING_PADDING, ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvProblem, match_conv
 from yolomlir.codegen.gpu.element import FLOAT32
@@ -49,6 +43,10 @@ def generate_conv2d(function: func.FuncOp, target: Target, precision: str, name:
     if reason is not None:
         raise UserError(f"illegal tile {tile}: {reason}", where=name)
     location = function.operation.location
+    if isinstance(tile, ConvTile) and problem.shape.source_vector == 0:
+        from yolomlir.codegen.gpu.conv2d_image import ImageKernel  # a ConvKernel: made after it
+
+        return ImageKernel(problem, tile, target, precision, name, location).build()
     if isinstance(tile, ConvTile):
         return ConvKernel(problem, tile, target, precision, name, location).build()
     chain = match_chain(function.operation, precision=precision)
@@ -76,7 +74,7 @@ class ConvKernel:
             name,
             problem.parameters,
             threads=tile.threads,
-            shared_bytes=tile.shared_bytes(self.shape, len(problem.epilogue.channel)),
+            shared_bytes=self._main_bytes() + tile.vector_bytes(len(problem.epilogue.channel)),
             location=location,
             attributes=_cluster_attribute(tile.cluster_k),
         )
@@ -86,10 +84,7 @@ class ConvKernel:
         with self._builder as k:
             self._place(k)
             prologue = self._prologue()
-            if self.tile.unrolled(self.shape):
-                accumulators = self._unrolled_loop(prologue)
-            else:
-                accumulators = self._rolled_loop()
+            accumulators = self._accumulate(prologue)
             if self.overlap and not self.tile.release_early:
                 instructions.release_dependents()
             if self.tile.is_staged:
@@ -97,7 +92,35 @@ class ConvKernel:
             else:
                 self._direct_epilogue(accumulators)
         cluster = (1, 1, self.tile.cluster_k)
-        return k.finish(self.tile.grid(self.shape), cluster=cluster, programmatic=self.overlap)
+        return k.finish(self._grid(), cluster=cluster, programmatic=self.overlap)
+
+    # ---- what a convolution of an image does in its own way, with most phases -------------------
+
+    @property
+    def paired(self) -> bool:
+        """Whether a lane has four neighbouring channels of two fragments."""
+        return self.tile.pairs(self.shape)
+
+    def _main_bytes(self) -> int:
+        """Shared memory of all but the vectors by channel."""
+        return self.tile.main_bytes(self.shape)
+
+    def _grid(self) -> tuple[int, int, int]:
+        return self.tile.grid(self.shape)
+
+    def _accumulate(self, ahead: int) -> Fragments:
+        """The products, once `ahead` steps are on their way."""
+        if self.tile.unrolled(self.shape):
+            return self._unrolled_loop(ahead)
+        return self._rolled_loop()
+
+    def _store_lane(self, first: Int, offset: int, runs: Sequence[Run]) -> None:
+        """Store runs of the warp's pixel l / 4 + `offset`; `first` is pixel l / 4."""
+        self.store.store_row(first + offset, runs)
+
+    def _store_row(self, row: Int, runs: Sequence[Run]) -> None:
+        """Store runs of the block's pixel `row`."""
+        self.store.store_row(self.first_pixel + row, runs)
 
     # ---- phases ---------------------------------------------------------------------------------
 
@@ -117,10 +140,9 @@ class ConvKernel:
         self.store = OutputStore(k, self.problem, t, self.first_channel, main_bytes)
         self.weights = WeightLoader(
             t, self.shape, k.arguments[self.problem.weight].buffer, self.ring,
-            k.thread, self.first_channel, paired=t.pairs(self.shape),
+            k.thread, self.first_channel, paired=self.paired,
         )  # fmt: skip
-        loader = InputLoader if self.shape.source_vector else ImageLoader
-        self.inputs: Loader = loader(
+        self.inputs = InputLoader(
             t, self.problem, k.arguments, self.ring, k.thread, self.first_pixel
         )
         self._place_fragments()
@@ -268,17 +290,16 @@ class ConvKernel:
         """Store from the registers: a lane has two neighbours of a row at a time, or four."""
         instructions.copy_wait(0)
         row = self.first_pixel + self.warp_row + self.lane // 4
-        together = 2 if self.tile.pairs(self.shape) else 1
+        together = 2 if self.paired else 1
         column = self.warp_column + (self.lane % 4) * (2 * together)
         for i, fragments in enumerate(accumulators):
             for half in (0, 1):
-                pixel = row + (16 * i + 8 * half)
                 parts = [c[2 * half : 2 * half + 2] for c in fragments]
                 runs = [
                     (column + 8 * j, [v for part in parts[j : j + together] for v in part])
                     for j in range(0, len(parts), together)
                 ]
-                self.store.store_row(pixel, runs)
+                self._store_lane(row, 16 * i + 8 * half, runs)
 
     def _staged_epilogue(self, k: KernelBuilder, accumulators: Fragments) -> None:
         """Add the partial sums of warps and blocks through shared memory, then store whole rows.
@@ -304,7 +325,7 @@ class ConvKernel:
         for row, column, inside in self._runs(k.thread, t.threads, self.store.vector):
             with guard(inside):
                 total = self._sum_of_warps(staged, row * length + column, self.store.vector)
-                self.store.store_row(self.first_pixel + row, [(column, total)])
+                self._store_row(row, [(column, total)])
 
     def _store_over_cluster(self, k: KernelBuilder, staged: Buffer) -> None:
         """Add the warps' sums in each block, then the blocks', in their order."""

@@ -8,18 +8,14 @@ of an `ldmatrix` meet eight different banks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from yolomlir.bindings import arith, ir
 from yolomlir.codegen.gpu.builder import (
     TRUE,
     Argument,
     Bool,
     Buffer,
     Int,
-    f32,
     guard,
-    narrow,
     select,
     select_float,
     zero_of,
@@ -30,13 +26,6 @@ from yolomlir.codegen.gpu.element import Element
 from yolomlir.codegen.gpu.instructions import COPY_BYTES, copy_async
 
 _MASK_BITS = 32
-
-
-class Loader(Protocol):
-    """Brings step `k_tile` of all of K to `stage`, an element offset."""
-
-    def load(self, k_tile: Int, stage: Int) -> None:
-        """Issue the copies of a step."""
 
 
 def swizzle(row: Int, chunk: Int | int, chunks: int) -> Int:
@@ -306,73 +295,3 @@ class InputLoader:
                     self._shared, stage + slot.target, argument.buffer, offset, self._vector,
                     live=live, through_l1=self._tile.through_l1,
                 )  # fmt: skip
-
-
-class ImageLoader:
-    """An image (uint8, or float32 for products of float16), converted and scaled on its way: a
-    thread has whole rows of the tile.
-
-    The loop over K is unrolled, so taps and channels are constants. Synchronous: its loads wait.
-    """
-
-    def __init__(
-        self, tile: ConvTile, problem: ConvProblem, arguments: list[Argument], shared: Buffer,
-        thread: Int, first_pixel: Int,
-    ) -> None:  # fmt: skip
-        self._tile, self._shape = tile, problem.shape
-        self._element = problem.shape.element
-        self._source = problem.sources[0]
-        self._argument = arguments[self._source.argument]
-        self._shared = shared
-        shape = problem.shape
-        use_mask = not shape.in_bounds and shape.taps <= _MASK_BITS
-        self._rows = []
-        for i in range(-(-tile.block_m // tile.threads)):
-            row = thread + i * tile.threads
-            exists = row < tile.block_m if (i + 1) * tile.threads > tile.block_m else TRUE
-            pixel = pixel_at(first_pixel + row, shape, tile.block_m, use_mask=use_mask)
-            self._rows.append((row, exists, pixel))
-
-    def load(self, k_tile: Int, stage: Int) -> None:
-        """Load, convert and store a step; `k_tile` must be a constant."""
-        if k_tile.known is None:
-            raise ValueError("an image is read in an unrolled loop")
-        first, size = k_tile.known * self._tile.block_k, self._element.chunk
-        for row, exists, pixel in self._rows:
-            with guard(exists):
-                for chunk in range(self._tile.block_k // size):
-                    ks = range(first + chunk * size, first + (chunk + 1) * size)
-                    place = swizzle(row, chunk, self._tile.block_k // size) * size
-                    target = stage + row * self._tile.block_k + place
-                    self._shared.store_vector(target, [self._value(pixel, k) for k in ks])
-
-    def _value(self, pixel: Pixel, k: int) -> ir.Value:
-        """The element at (pixel, k); zero in the padding. Reads element 0 where there is none."""
-        shape, dtype = self._shape, self._element.name
-        if k >= shape.k:
-            return zero_of(dtype)
-        tap, channel = divmod(k, shape.in_channels)
-        kh, kw = divmod(tap, shape.kernel_w)
-        row, column = kh * shape.dilation_h, kw * shape.dilation_w
-        live = self._live(pixel, tap, row, column)
-        source = self._source
-        top, left = pixel.top + row, pixel.left + column
-        line = pixel.image * source.height + top // source.upsample
-        flat = line * source.width + left // source.upsample
-        offset = flat * self._argument.pitch_or_fail() + channel
-        loaded = self._argument.buffer.load(select(live, offset, 0))
-        value = loaded
-        if source.dtype == "uint8":
-            value = arith.uitofp(ir.F32Type.get(), value)
-        if source.scale != 1.0:
-            value = arith.mulf(value, f32(source.scale))
-        return select_float(live, narrow(value, dtype), zero_of(dtype))
-
-    def _live(self, pixel: Pixel, tap: int, row: int, column: int) -> Bool:
-        shape = self._shape
-        if shape.in_bounds:
-            return pixel.inside
-        if pixel.mask is not None:
-            return ~(pixel.mask & (1 << tap)).equals(0)
-        in_rows = (pixel.top + row) < shape.height
-        return pixel.inside & in_rows & ((pixel.left + column) < shape.width)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from yolomlir.codegen.gpu import conv2d_tile
-from yolomlir.codegen.gpu.conv2d_tile import STAGING_PADDING, ConvTile, block_ks
+from yolomlir.codegen.gpu.conv2d_tile import STAGING_PADDING, ConvTile, block_ks, most_image_bytes
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.target import Target
 
@@ -154,7 +154,7 @@ def legal(tiles: ConvTiles, target: Target, precision: str) -> Mask:
     good &= t.warp_m * t.warp_n // 32 <= limit
     good &= (t.stages >= 2) | ((t.stages == 1) & (t.k_tiles == 1))
     if shape.source_vector == 0:
-        good &= (t.cluster_k == 1) & t.unrolled
+        good &= (t.cluster_k == 1) & t.unrolled & (t.warps_k == 1)
     of_warp = (t.warp_m // 16) * (t.warp_n // 8) * products // t.warps_k
     good &= ~t.unrolled | (t.k_tiles * of_warp <= conv2d_tile._MAX_UNROLLED)
     inputs, weights = t.copies
@@ -163,7 +163,11 @@ def legal(tiles: ConvTiles, target: Target, precision: str) -> Mask:
         good &= inputs <= 2
     few = t.k_tiles * (inputs + weights) <= conv2d_tile._MAX_UNROLLED_COPIES
     good &= ~t.unrolled | few
-    good &= t.shared_bytes <= target.shared_memory_bytes
+    need = t.shared_bytes
+    if shape.source_vector == 0:
+        need = np.zeros(len(t), np.int64)
+        need[good] = [most_image_bytes(shape, t.tile(int(row))) for row in np.flatnonzero(good)]
+    good &= need <= target.shared_memory_bytes
     return np.asarray(good, np.bool_)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv_problem import ConvShape
-from yolomlir.codegen.gpu.element import Element
+from yolomlir.codegen.gpu.element import FLOAT32, Element
+from yolomlir.codegen.gpu.image_window import ImageWindow, image_window
 from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.target import Target
 
@@ -128,7 +129,17 @@ class ConvTile:
 
     def shared_bytes(self, shape: ConvShape, channel_vectors: int = 1) -> int:
         """Shared memory of a block: the pipeline, then bias-like vectors."""
-        return self.main_bytes(shape) + 4 * self.block_n * channel_vectors
+        return self.main_bytes(shape) + self.vector_bytes(channel_vectors)
+
+    def vector_bytes(self, channel_vectors: int) -> int:
+        """Of them, those of bias-like vectors."""
+        return 4 * self.block_n * channel_vectors
+
+    def image_bytes(self, shape: ConvShape, window: ImageWindow) -> int:
+        """Shared memory where an image is converted: its window and the weights, which the staged
+        output reuses."""
+        weights = shape.element.bytes * self.block_n * image_weight_row(shape, window)
+        return max(window.size_bytes + weights, 4 * self.staging_elements())
 
     def to_attribute(self) -> ir.Attribute:
         """The `yolo.tile` dictionary, in the current context."""
@@ -162,6 +173,22 @@ class ConvTile:
         if missing:
             raise UserError(f"a conv2d tile needs {', '.join(sorted(missing))}", where="yolo.tile")
         return ConvTile(**values)
+
+
+def image_weight_row(shape: ConvShape, window: ImageWindow) -> int:
+    """Elements of a row of the weights of an image: 32 a group, and what makes rows begin half a
+    line (float16) or 16 bytes (float32) apart, for neighbours to meet different banks."""
+    groups = len(window.groups)
+    if shape.element is FLOAT32:
+        return 32 * groups + 4
+    return 32 * (groups | 1)
+
+
+def most_image_bytes(shape: ConvShape, tile: ConvTile) -> int:
+    """Shared memory of a block that converts an image, of the wider of the types it may have."""
+    sizes = (1,) if shape.element is FLOAT32 else (1, 4)
+    windows = [image_window(shape, tile.block_m, tile.threads, size) for size in sizes]
+    return max(tile.image_bytes(shape, window) for window in windows) + tile.vector_bytes(1)
 
 
 def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) -> str | None:
@@ -200,6 +227,8 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
         return "one stage cannot hold a loop of several steps"
     if shape.source_vector == 0 and (t.cluster_k > 1 or not t.unrolled(shape)):
         return "an input that is converted needs an unrolled loop of one block"
+    if shape.source_vector == 0 and t.warps_k > 1:
+        return f"warps_k = {t.warps_k}; an input that is converted is not divided along K"
     products = (t.warp_m // 16) * (t.warp_n // 8) * depth // t.warps_k
     if t.unrolled(shape) and t.k_tiles(shape) * products > _MAX_UNROLLED:
         return f"{t.k_tiles(shape) * products} unrolled products; at most {_MAX_UNROLLED}"
@@ -208,7 +237,7 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
         return f"{inputs} and {weights} copies a thread a step; at most {_MAX_COPIES} (2 rows)"
     if t.unrolled(shape) and t.k_tiles(shape) * (inputs + weights) > _MAX_UNROLLED_COPIES:
         return f"{t.k_tiles(shape) * (inputs + weights)} unrolled copies a thread"
-    need = t.shared_bytes(shape)
+    need = t.shared_bytes(shape) if shape.source_vector else most_image_bytes(shape, t)
     if need > target.shared_memory_bytes:
         return f"{need} bytes of shared memory; {target.name} has {target.shared_memory_bytes}"
     return None

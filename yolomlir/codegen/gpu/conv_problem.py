@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from yolomlir.bindings import ir
-from yolomlir.codegen.gpu.element import FLOAT32, Element, element_named
+from yolomlir.codegen.gpu.element import CHUNK_BYTES, FLOAT32, Element, element_named
 from yolomlir.codegen.gpu.epilogue import Epilogue, match_epilogue
 from yolomlir.codegen.gpu.kernel import ACTIVATION, WEIGHT, Parameter
 from yolomlir.codegen.gpu.linalg_match import (
@@ -146,6 +147,8 @@ def match_conv(function: ir.Operation, *, precision: str) -> ConvProblem:
     epilogue = match_epilogue(function, root.results[0])
     parameters = _parameters(function, {weight}, precision, epilogue)
     sources, geometry, weight = match_conv_input(root, _rounded(function), parameters)
+    if geometry.source_vector == 0:
+        parameters = _with_dense(parameters, sources[0])
     channels = geometry.out_channels
     return ConvProblem(
         shape=geometry,
@@ -186,12 +189,20 @@ def match_conv_input(
     ]
     if 0 in vectors and len(sources) > 1:
         raise _refusal(root, "concatenates an image with another tensor")
+    if 0 in vectors and sources[0].upsample > 1:
+        raise _refusal(root, "upsamples an image that it converts")
     stride, dilation = pair(root, "strides"), pair(root, "dilations")
     geometry = ConvShape(
         batch, height, width, channels, out_h, out_w, out_channels, kernel_h, kernel_w,
         *stride, top, left, *dilation, source_vector=min(vectors), dtype=dtype,
     )  # fmt: skip
     return sources, geometry, weight_number
+
+
+def _with_dense(parameters: tuple[Parameter, ...], image: Source) -> tuple[Parameter, ...]:
+    """An image that is converted is copied in pieces of rows, so they must not have gaps."""
+    dense = dataclasses.replace(parameters[image.argument], alignment_bytes=CHUNK_BYTES, dense=True)
+    return tuple(dense if i == image.argument else p for i, p in enumerate(parameters))
 
 
 def _refusal(op: ir.Operation, message: str) -> UnsupportedError:

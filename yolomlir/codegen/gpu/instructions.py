@@ -333,6 +333,14 @@ def population_count(x: Int) -> Int:
     return Int(llvm.call_intrinsic(i32_type(), name, [x.value], [], flags))
 
 
+def permute(low: ir.Value, high: ir.Value, order: ir.Value) -> ir.Value:
+    """`prmt`: byte i of the result is the one of the eight of `low` and `high` that nibble i of
+    `order` (0 to 7) names."""
+    name = ir.StringAttr.get("llvm.nvvm.prmt")
+    flags = ir.DenseI32ArrayAttr.get([])
+    return llvm.call_intrinsic(i32_type(), name, [low, high, order], [], flags)
+
+
 def absolute(x: ir.Value) -> ir.Value:
     """|x|."""
     return _intrinsic("llvm.fabs.f32", [x])

@@ -22,12 +22,14 @@ class Parameter:
     dtype: `float32`, `float16` or `uint8`. alignment_bytes: what the pointer and, for an
     activation, the pitch in bytes must be multiples of. tf32: the kernel takes the values as
     already rounded to nearest TF32 (low 13 bits zero), so whoever packs the weights rounds them.
+    dense: the kernel takes the pitch to be the channels, and aligns the pointer alone.
     """
 
     role: str
     dtype: str = "float32"
     alignment_bytes: int = 4
     tf32: bool = False
+    dense: bool = False
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ def multiply(a: Operand, b: Operand, c: list[ir.Value]) -> list[ir.Value]:
         return instructions.multiply_f16(a.bits, b.bits, c)
     if a.rest:
         c = instructions.multiply_tf32(a.rest, b.bits, c)
+    if b.rest:
         c = instructions.multiply_tf32(a.bits, b.rest, c)
     return instructions.multiply_tf32(a.bits, b.bits, c)
 

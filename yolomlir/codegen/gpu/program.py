@@ -131,6 +131,14 @@ def _check_alignment(step: Step, launch: Launch) -> None:
         if view is None:
             continue
         pitch_bytes = view.pitch * np.dtype(view.dtype).itemsize
+        if parameter.dense:
+            if view.offset_bytes % parameter.alignment_bytes or view.pitch != view.shape[1]:
+                raise InternalError(
+                    f"kernel {launch.function} needs a dense {parameter.alignment_bytes}-byte "
+                    f"aligned image; the plan has offset {view.offset_bytes}, pitch {view.pitch}",
+                    where=step.layer,
+                )
+            continue
         if view.offset_bytes % parameter.alignment_bytes or pitch_bytes % parameter.alignment_bytes:
             raise InternalError(
                 f"kernel {launch.function} needs {parameter.alignment_bytes}-byte aligned rows; "
