@@ -19,7 +19,7 @@ from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.image_window import UNIT, image_window, units_of, used_slots
 from yolomlir.codegen.gpu.kernel import Kernel
 from yolomlir.codegen.gpu.ptx import assemble, to_ptx
-from yolomlir.diagnostics import UserError
+from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.simulator.report import SimulationReport
 from yolomlir.simulator.simulate import simulate
 from yolomlir.target import target_named
@@ -258,6 +258,18 @@ def test_rectangles_of_the_first_layer():
     assert window.shift == 13
     assert (window.height, window.pieces, window.piece) == (5, 25, 16)
     assert window.wavefronts() <= 6
+
+
+def test_the_image_must_be_dense():
+    kernel = build(RGB, TILE, "tf32", "i8", scaled=False, chip="sm_90")
+    image, *others = kernel.launch.parameters
+    assert (image.dtype, image.alignment_bytes, image.dense) == ("uint8", 16, True)
+    assert not any(other.dense for other in others)
+
+
+def test_an_image_is_not_upsampled():
+    with pytest.raises(UnsupportedError, match="upsamples an image"):
+        run(dataclasses.replace(RGB, sources=((3, 2),)))
 
 
 def test_k_is_not_divided_among_warps():

@@ -253,28 +253,30 @@ def test_a_candidate_that_ends_the_compiler_is_found_and_left_out() -> None:
     assert {(r.tile, r.fault) for r in faults} == {(victim, "the compiler ended its process")}
 
 
+def _code(key: str) -> str:
+    """What the machine code of `_Alike` depends on: the pixels of a block, in tiles of any kind."""
+    return key.split(",")[0]
+
+
 class _Alike(FakeBuilder):
-    """Machine code that depends on the block alone."""
+    """Machine code that many tiles share."""
 
     def results(self, job: Job) -> list[Built]:
-        return [
-            dataclasses.replace(b, cubin=b.key.split(",warps_m")[0].encode())
-            for b in super().results(job)
-        ]
+        return [dataclasses.replace(b, cubin=_code(b.key).encode()) for b in super().results(job)]
 
 
 def test_equal_machine_code_is_timed_once() -> None:
     load = part(4)
     measure, database = FakeMeasure(load), Database("sm_90", "Fake GPU")
     run(load, measure=measure, builder=_Alike(), database=database)
-    quick = {(n, k.split(",warps_m")[0]) for n, k in measure.timed}
+    quick = {(n, _code(k)) for n, k in measure.timed}
     known = sum(len(times) for times in database.times.values())
     assert len(quick) < known / 2  # far fewer codes than candidates
     for times in database.times.values():
         by_code: dict[str, set[float]] = {}
         for record in times.values():
             if not record.final:
-                by_code.setdefault(record.tile.split(",warps_m")[0], set()).add(record.us)
+                by_code.setdefault(_code(record.tile), set()).add(record.us)
         assert all(len(us) == 1 for us in by_code.values())
 
 

@@ -110,7 +110,7 @@ class ImageKernel(ConvKernel):
         self.kernels = WeightCopy(t, shape, window, weight, self.rows, k.thread, self.first_channel)
         words = k.shared("int32", window.size_bytes // WORD)
         reader = ByteReader if window.bytes == 1 else FloatReader
-        self.reader = reader(window, source, self.element.name, words, self.lane, self.pixels.shift)
+        self.reader = reader(window, source, self.element.name, words, self.lane)
 
     def _prologue(self) -> int:
         self.kernels.load()
@@ -231,8 +231,7 @@ def _add_to(
 class WindowCopy:
     """Copies a window, zeros beyond the image. The image is dense: its pitch is its channels.
 
-    corner: the image of the batch, the rectangle's first row and column. shift: where in a row of
-    the window the rectangle's first pixel begins.
+    corner: the image of the batch, the rectangle's first row and column.
     """
 
     def __init__(
@@ -245,10 +244,8 @@ class WindowCopy:
         image, top, left = corner
         self._image = image * shape.height
         self._top = top * shape.stride_h - shape.pad_top
-        first = left * window.step + (window.lead - shape.pad_left * shape.in_channels)
-        known = window.shift
-        self.shift = first % window.piece if known is None else Int.of(known)
-        self._first = first - self.shift - window.lead
+        before = shape.pad_left * shape.in_channels + window.shift
+        self._first = left * window.step - before
 
     def load(self) -> None:
         """Issue the copies."""
@@ -353,11 +350,11 @@ class ByteReader:
     floats. exact: what it gives needs no rounding."""
 
     def __init__(
-        self, window: ImageWindow, source: Source, dtype: str, words: Buffer, lane: Int, shift: Int
+        self, window: ImageWindow, source: Source, dtype: str, words: Buffer, lane: Int
     ) -> None:
         self._window, self._source, self._dtype, self._words = window, source, dtype, words
         self._unit = lane % _LANES
-        self._start = (lane // _LANES) * window.step + shift
+        self._start = (lane // _LANES) * window.step + window.shift
         self.exact = source.scale == 1.0 or dtype == "float16"
 
     def read_at(self, group: list[Unit], start: Int) -> Read:
@@ -413,11 +410,11 @@ class FloatReader:
     """Elements of float32, a load each."""
 
     def __init__(
-        self, window: ImageWindow, source: Source, dtype: str, words: Buffer, lane: Int, shift: Int
+        self, window: ImageWindow, source: Source, dtype: str, words: Buffer, lane: Int
     ) -> None:
         self._window, self._source, self._dtype, self._words = window, source, dtype, words
         self._unit = lane % _LANES
-        self._start = (lane // _LANES) * window.step + shift
+        self._start = (lane // _LANES) * window.step + window.shift
         self.exact = dtype == "float16"
 
     def read_at(self, group: list[Unit], start: Int) -> Read:

@@ -153,18 +153,15 @@ class ImageWindow:
         return -(-self.shape.pad_left * self.shape.in_channels // self.piece) * self.piece
 
     @property
-    def shift(self) -> int | None:
-        """Where in a row of the window the first output pixel's begins; None where rectangles
-        differ in that."""
-        if self.columns * self.step % self.piece:
-            return None
+    def shift(self) -> int:
+        """Where in a row of the window the first output pixel's begins: the same in all rectangles,
+        since 16 columns are whole copies."""
         return (self.lead - self.shape.pad_left * self.shape.in_channels) % self.piece
 
     @property
     def pieces(self) -> int:
-        """Copies of a row, whatever its shift."""
-        shift = self.piece - 1 if self.shift is None else self.shift
-        start = shift + (self.columns - 1) * self.step
+        """Copies of a row."""
+        start = self.shift + (self.columns - 1) * self.step
         if self.bytes != 1:
             ends = [start + u.column + (1 if u.left else u.count) for g in self.groups for u in g]
         else:
@@ -199,7 +196,7 @@ class ImageWindow:
         return total
 
     def _word(self, group: list[Unit], number: int, lane: int) -> int:
-        unit, start = group[lane % _LANES], (self.shift or 0) + lane // _LANES * self.step
+        unit, start = group[lane % _LANES], self.shift + lane // _LANES * self.step
         if self.bytes == 1:
             return (start + unit.word(number, self.pitch)) // WORD
         return start + unit.offset(number, self.pitch)
