@@ -166,7 +166,10 @@ def test_split_chunks_fail_alone(opt) -> None:
         (["--pass-pipeline=func.func(yolo-dce)"], "cannot be nested in func.func"),
         (["--pass-pipeline=yolo-dce{x=1}"], "pass 'yolo-dce' has no option 'x' (options: none)"),
         (["--yolo-layout-propagation=up"], "has no option 'up' (options: direction, weights)"),
-        (["--yolo-pipeline-cpu=level=7"], "has no option 'level=7' (options: level=0|1|2|3, precision="),
+        (
+            ["--yolo-pipeline-cpu=level=7"],
+            "no option 'level=7' (options: level=0|1|2|3, precision=",
+        ),
         (["--canonicalize=top-up=1"], "no such option top-up"),
         (["--pass-pipeline=cse", "--yolo-dce"], "exclude each other"),
         (["--target=sm_1"], "invalid choice: 'sm_1'"),

@@ -1,7 +1,7 @@
 """The optimisation level of a compile that names none: measured where it was, else 2.
 
 Level 3 fuses chains of pointwise convolutions. Whether that pays is a matter of sizes: at scale n
-the launches it saves outweigh the parallelism it gives up, at s and m they do not.
+the launches it saves outweigh the parallelism it gives up, at m they do not.
 `tables/levels.json` has what was measured, and how.
 """
 

@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "input, checked against a float64 reference, in interleaved rounds.",
     )
     parser.add_argument(
-        "model", help="a .safetensors, .pt or .ylm file, yolo26n or such, or seeded:n"
+        "model", help="a .safetensors, .pt or .ylm file, or a name: yolo26n, seeded:n"
     )
     parser.add_argument(
         "--against",

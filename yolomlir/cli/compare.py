@@ -39,7 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Run a model and something else on the same images. Tolerances are derived "
         "from each layer's size, values and precision. Exit code 1 when the two differ.",
     )
-    parser.add_argument("model", help="a .safetensors, .pt or .ylm file, yolo26n or such, or seeded:n")
+    parser.add_argument(
+        "model", help="a .safetensors, .pt or .ylm file, or a name: yolo26n, seeded:n"
+    )
     parser.add_argument(
         "--against",
         default="reference",

@@ -391,6 +391,10 @@ class _Body(Bins):
             mbarrier.wait_for_bytes(self.rows_come)
         return _any(over)
 
+    def key_where(self, live: Bool, number: Int) -> Int:
+        """The key of a row where there is one, else 0."""
+        return where(live, lambda: [Int(self.words.load(self.record(number) + _KEY))], 1)[0]
+
     def choose(self) -> None:
         """The best of all rows, in order, to the result."""
         wanted, total = self.shape.max_det, self.layout.rows
@@ -400,7 +404,7 @@ class _Body(Bins):
             live = number < total if first + self.threads > total else TRUE
             if first + self.threads > wanted:
                 live = live & self.is_row(number)
-            key = where(live, lambda n=number: [Int(self.words.load(self.record(n) + _KEY))], 1)[0]
+            key = self.key_where(live, number)
             found.append((number, key, live))
             if first + self.threads > wanted:
                 with guard(live & (number >= wanted)):
