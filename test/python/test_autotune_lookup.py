@@ -299,6 +299,10 @@ def test_info_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     assert "This is a prediction, not a measurement, for NVIDIA GeForce RTX 5070" in text
     assert "model.23" in text
+    assert main(["info", str(path), "--predict", "rtx5070", "--precision", "fp16", "--json"]) == 0
+    assert "(sm_120, fp16)" in json.loads(capsys.readouterr().out)["note"]
+    assert main(["info", str(path), "--precision", "fp16"]) == 2
+    assert "--precision is of a prediction" in capsys.readouterr().err
     assert main(["info", "--predict", "rtx5070"]) == 2
     assert "--predict needs a checkpoint" in capsys.readouterr().err
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from yolomlir import __version__
 from yolomlir.cli.progress import console
+from yolomlir.diagnostics import UserError
 
 _PACKAGES = (
     "xtc-mlir-python-bindings",
@@ -38,11 +39,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="GPU",
         help="predict a checkpoint's time, layer by layer, on a GPU such as rtx5070",
     )
+    parser.add_argument(
+        "--precision", choices=("fp32", "tf32", "fp16"), help="of --predict (default: tf32)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; the exit code."""
-    facts = predicted_facts(args.file, args.predict) if args.predict else _facts(args.file)
+    if args.precision and not args.predict:
+        raise UserError("--precision is of a prediction", hint="add --predict rtx5070")
+    facts = (
+        predicted_facts(args.file, args.predict, args.precision)
+        if args.predict
+        else _facts(args.file)
+    )
     if args.predict and not args.json:
         _show_prediction(facts)
         return 0
@@ -62,12 +72,11 @@ def _facts(file: str | None) -> dict[str, Any]:
     return artifact_facts(path) if path.suffix == ".ylm" else checkpoint_facts(path)
 
 
-def predicted_facts(file: str | None, gpu: str) -> dict[str, Any]:
+def predicted_facts(file: str | None, gpu: str, precision: str | None = None) -> dict[str, Any]:
     """The time of each of a checkpoint's launches on a GPU that need not be here."""
     from yolomlir.autotune.prediction import as_facts, gpu_named, predict
     from yolomlir.autotune.workload import collect
     from yolomlir.compiler import CompileOptions
-    from yolomlir.diagnostics import UserError
     from yolomlir.frontend.checkpoint import load_checkpoint
     from yolomlir.frontend.download import resolve_weights
 
@@ -76,7 +85,8 @@ def predicted_facts(file: str | None, gpu: str) -> dict[str, Any]:
         raise UserError(
             "--predict needs a checkpoint", hint=f"yolomlir info yolo26n.pt --predict {gpu}"
         )
-    workload = collect(load_checkpoint(resolve_weights(file)), CompileOptions(target=target))
+    options = CompileOptions(target=target, precision=precision)
+    workload = collect(load_checkpoint(resolve_weights(file)), options)
     return as_facts(predict(workload), name, workload)
 
 
