@@ -20,6 +20,7 @@ from yolomlir.cli.options import (
 )
 from yolomlir.cli.progress import console, progress_bar
 from yolomlir.diagnostics import UserError
+from yolomlir.files import replacing
 from yolomlir.results import DEFAULT_CONFIDENCE
 
 if TYPE_CHECKING:
@@ -215,9 +216,8 @@ def _replace_file(path: str, text: str) -> None:
         if _is_stream(path):
             target.write_text(text, encoding="utf-8")
             return
-        part = target.with_name(f"{target.name}.part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
+        with replacing(target) as file:
+            file.write(text.encode())
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror}", where=path) from error
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from yolomlir.bindings import SUPPORTED_LLVM, gpu, ir, passmanager
 from yolomlir.codegen import workers
 from yolomlir.codegen.gpu.kernel import Kernel, Launch
 from yolomlir.diagnostics import InternalError, UserError
+from yolomlir.files import replacing
 from yolomlir.target import Target
 
 logger = logging.getLogger(__name__)
@@ -254,8 +253,7 @@ def write_entry(path: Path | None, ptx: str, cubin: Cubin) -> None:
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        with replacing(path) as file:
             file.write(json.dumps(header).encode() + b"\n" + body)
-        os.replace(file.name, path)
     except OSError as error:
         logger.warning("%s: cannot write the kernel cache: %s", path, error)
