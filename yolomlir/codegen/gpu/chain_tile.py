@@ -346,9 +346,8 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         convolution = shape.stage(index)
         runs = -(-tile.block_m * stage.n // (4 * threads))
         kept += runs if index in shape.kept else 0
-        most = _MAX_RUNS
-        if not stage.steps and p.window is None:  # ptxas has the taps of all runs on their way
-            most //= (2 if threads > 256 else 1) * shape.element.packed
+        gathers = not stage.steps and p.window is None
+        most = _most_gathered(threads, shape) if gathers else _MAX_RUNS
         if runs > most:
             return f"{runs} runs a thread in an epilogue; at most {most}"
         if not stage.steps:
@@ -386,6 +385,15 @@ def _window_objection(tile: ChainTile, shape: ChainShape) -> str | None:
     if shape.first.in_channels % shape.first.element.chunk and not shape.depthwise:
         return f"a window's pixels are chunks of 16 bytes, not {shape.first.in_channels} channels"
     return None
+
+
+def _most_gathered(threads: int, shape: ChainShape) -> int:
+    """Runs of a depthwise stage that reads its taps from global memory: ptxas has those of all runs
+    on their way at once. With more, some of YOLO26's chains spill registers."""
+    packed = shape.element.packed > 1
+    if threads > 256:
+        return 2 if packed else 4
+    return 4 if packed else 6
 
 
 def tile_space(shape: ChainShape, target: Target, precision: str) -> Iterator[ChainTile]:
