@@ -96,6 +96,7 @@ def test_python_minus_m() -> None:
         (["predict", "x.pt", "y.jpg", "--device", "tpu"], "invalid choice: 'tpu'"),
         (["compile", "x.pt"], "give -o FILE, --emit LEVEL or --plot-memory FILE"),
         (["compile", "x.pt", "-o", "y.ylm", "--target", "sm_999"], "one of: cpu, sm_80"),
+        (["compile", "x.pt", "-o", "-"], "an artifact goes into a file"),
         (["compile", "x.pt", "--emit", "yolo", "--target", "cpu,sm_90"], "one target's IR"),
         (["compile", "x.pt", "--emit", "ptx", "-O", "7"], "invalid choice: 7"),
     ],
@@ -538,6 +539,17 @@ def _read_again(path: Path) -> None:
             module = ir.Module.parse(text)
             module.operation.verify()
             assert str(module).strip() == text.strip()
+
+
+def test_emitted_ir_goes_to_standard_output(tmp_path, checkpoint_file, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["compile", str(checkpoint_file), "--emit", "yolo", "--imgsz", "64"]
+    assert main(arguments) == 0
+    plain = capsys.readouterr().out
+    assert main([*arguments, "-o", "-"]) == 0
+    assert capsys.readouterr().out == plain
+    assert "yolo.conv2d" in plain
+    assert not list(tmp_path.glob("-*"))
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from yolomlir.progress import ProgressCallback
 from yolomlir.runtime.artifact import SUFFIX, Artifact
 from yolomlir.target import TARGETS, target_named
 
+_STANDARD_OUTPUT = Path("-")
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand's parser."""
@@ -26,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "weights", help="a .safetensors, .pt or .ylm file, a name such as yolo26n, or seeded:n"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write; - prints IR")
     parser.add_argument(
         "--target",
         action="append",
@@ -58,6 +60,10 @@ def run(args: argparse.Namespace) -> int:
     options = [_options(args, target) for target in targets]
     from yolomlir.evaluate.outputs import check_writable, write_text
 
+    if args.output == _STANDARD_OUTPUT:
+        if not args.emit:
+            raise UserError("an artifact goes into a file", hint="give -o FILE.ylm")
+        args.output = None
     check_writable(args.output, args.plot_memory)
     if args.emit:
         text = _emit(args, options[0])
