@@ -28,7 +28,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "weights", help="a .safetensors, .pt or .ylm file, a name such as yolo26n, or seeded:n"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write; - prints IR")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the file to write; - prints IR"
+    )
     parser.add_argument(
         "--target",
         action="append",
