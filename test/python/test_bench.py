@@ -147,6 +147,42 @@ def test_an_engine_that_dies_is_reported(
     assert "yolomlir cpu fp32: checked" in text
 
 
+@pytest.mark.parametrize("asked", [1, 5])
+def test_an_interrupt_keeps_the_rounds_that_are_done(
+    laid_out: Problem, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asked: int
+) -> None:
+    from yolomlir.evaluate import benchmark
+
+    pytest.importorskip("onnxruntime")
+    turns = 0
+    original = benchmark._Engine.ask
+
+    def ask(engine: benchmark._Engine, command: str, **arguments: object) -> dict[str, object]:
+        nonlocal turns
+        turns += command == "time"
+        if turns == asked and command == "time":
+            with monkeypatch.context() as patch:
+                patch.setattr(engine.process.stdout, "readline", interrupted)
+                return original(engine, command, **arguments)
+        return original(engine, command, **arguments)
+
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark._Engine, "ask", ask)
+    candidates = [benchmark.Candidate("onnxruntime", "fp32")]
+    arguments = (candidates, laid_out, graph_of(small_model.checkpoint()), laid_out.image)
+    if asked == 1:
+        with pytest.raises(KeyboardInterrupt):
+            benchmark.benchmark(*arguments, rounds=9, seconds=0.01)
+        return
+    result = benchmark.benchmark(*arguments, rounds=9, seconds=0.01)
+    assert result.settings["rounds"] == 4
+    assert len(result.engines[0].rounds_ms) == 4
+    assert result.engines[0].columns["wall"].count >= 4
+    assert "interrupted: the times are of 4 of 9 rounds" in caplog.text
+
+
 def test_names_of_engines() -> None:
     names = [c.name for c in candidates_named(["torch", "onnxruntime"], "cpu", ["fp32"])]
     assert names == [

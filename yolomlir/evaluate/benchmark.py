@@ -175,7 +175,8 @@ def benchmark(
 ) -> BenchmarkResult:
     """Build and check every engine, then time them: A B C, A B C, …, so that drift cancels.
 
-    problem: its folder is replaced by a temporary one. image: [N, H, W, 3]. seconds: a turn.
+    problem: its folder is replaced by a temporary one. image: [N, H, W, 3]. seconds: a turn. An
+    interrupt after the first round ends the timing: the result has what was measured until then.
     """
     report = progress or (lambda stage, done, total: None)
     with tempfile.TemporaryDirectory(prefix="yolomlir-bench-") as folder:
@@ -187,7 +188,7 @@ def benchmark(
                 report("building", index, len(candidates))
                 engines.append(_start(candidate, replace(problem, folder=folder), checker))
             report("building", len(candidates), len(candidates))
-            _time(engines, rounds, seconds, report)
+            rounds = _time(engines, rounds, seconds, report)
         finally:
             for engine in engines:
                 engine.stop()
@@ -267,6 +268,9 @@ class _Engine:
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
+        except KeyboardInterrupt:
+            self.process.kill()  # its answer would be taken for that to the next command
+            raise
         finally:
             limit.cancel()
         if not line:
@@ -336,25 +340,39 @@ def _spawn(name: str, problem: Problem) -> subprocess.Popen[str]:
         stderr=None if _log.isEnabledFor(logging.INFO) else subprocess.DEVNULL,
         text=True,
         env={**os.environ, **threads},
+        start_new_session=True,  # Ctrl-C is for this process, which ends the others
     )
 
 
-def _time(engines: Sequence[_Engine], rounds: int, seconds: float, report: Progress) -> None:
+def _round(engines: Sequence[_Engine], seconds: float) -> None:
+    """A turn of every engine."""
+    for engine in engines:
+        if engine.process is None:
+            continue
+        time.sleep(REST_S)
+        answer = engine.ask("time", seconds=seconds)
+        if "error" in answer:
+            engine.fail("failed", answer["error"])
+            continue
+        for name, samples in answer["samples"].items():
+            engine.samples[name] += samples
+        engine.result.rounds_ms.append(float(np.median(answer["samples"]["wall"])))
+
+
+def _time(engines: Sequence[_Engine], rounds: int, seconds: float, report: Progress) -> int:
+    """Time the engines that run; the number of whole rounds."""
     running = [engine for engine in engines if engine.process is not None]
-    for index in range(rounds):
-        report("timing", index, rounds)
-        for engine in running:
-            if engine.process is None:
-                continue
-            time.sleep(REST_S)
-            answer = engine.ask("time", seconds=seconds)
-            if "error" in answer:
-                engine.fail("failed", answer["error"])
-                continue
-            for name, samples in answer["samples"].items():
-                engine.samples[name] += samples
-            engine.result.rounds_ms.append(float(np.median(answer["samples"]["wall"])))
-    report("timing", rounds, rounds)
+    done = 0
+    try:
+        for done in range(rounds):
+            report("timing", done, rounds)
+            _round(running, seconds)
+        done = rounds
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        _log.warning("interrupted: the times are of %d of %d rounds", done, rounds)
+    report("timing", done, rounds)
     for engine in running:
         engine.result.peak_mb = engine.ask("memory").get("peak_mb")
         medians = engine.result.rounds_ms
@@ -362,3 +380,4 @@ def _time(engines: Sequence[_Engine], rounds: int, seconds: float, report: Progr
             if samples and engine.result.state == "ok":
                 spread = medians if name == "wall" else None
                 engine.result.columns[name] = summarize(samples, spread)
+    return done
