@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,8 +104,7 @@ def simulated(kernel: Kernel, text: str, case: ChainCase, seed: int, schedule: s
     for index in case.results:
         shape = (case.batch, *case.out_size, case.links[index].out)
         flat += [np.zeros(shape, np.float32).reshape(-1), shape[-1]]
-    launch: SimpleNamespace = kernel.launch  # type: ignore[assignment]
-    simulate(ir.Module.parse(text), launch, flat, seed=seed, schedule=schedule)
+    simulate(ir.Module.parse(text), kernel.launch, flat, seed=seed, schedule=schedule)
 
 
 def faults(text: str, kernel: Kernel, case: ChainCase) -> set[str]:

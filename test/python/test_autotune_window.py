@@ -22,6 +22,7 @@ from yolomlir.dialects import yolo
 from yolomlir.autotune import space, window_model
 from yolomlir.autotune.calibration import _measured, shipped_calibration
 from yolomlir.autotune.space import Problem
+from yolomlir.autotune.workload import Case
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu import conv2d_kinds
 from yolomlir.codegen.gpu.chain_tile import ChainTile
@@ -166,7 +167,7 @@ def test_without_measurements_a_window_needs_a_clear_gain() -> None:
     assert isinstance(space.default(problem(MANY)), ConvTile)
 
 
-def convolutions() -> list:  # type: ignore[type-arg]
+def convolutions() -> list[Case]:
     """The cases of a network."""
     return [c for c in workload().cases.values() if c.problem.family == "conv2d"]
 
@@ -234,10 +235,9 @@ def measured() -> dict[str, Timed]:
     data = json.loads(Path(__file__).with_name("window_times.json").read_text(encoding="utf-8"))
     found = {}
     for name, times in data["convolutions"].items():
-        k, s, c, h, w, n = map(
-            int,
-            re.match(r"conv2d_(\d)x\ds(\d)_(\d+)x(\d+)x(\d+)_(\d+)", name).groups(),  # type: ignore[union-attr]
-        )
+        sizes = re.match(r"conv2d_(\d)x\ds(\d)_(\d+)x(\d+)x(\d+)_(\d+)", name)
+        assert sizes is not None
+        k, s, c, h, w, n = map(int, sizes.groups())
         shape = ConvShape(1, h, w, c, h // s, w // s, n, k, k, s, s, 1, 1)
         us, key = times["gathered"]
         windows = [(t, space.tile_of("conv2d", key)) for t, key in times["windows"]]

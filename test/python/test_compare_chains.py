@@ -75,7 +75,7 @@ def model(context: None) -> Interpreted:
 
 
 def compared(model: Interpreted, graph: Graph, image: np.ndarray) -> Comparison:
-    return compare(ProgramSubject("program", model), None, graph, image)  # type: ignore[arg-type]
+    return compare(ProgramSubject("program", model), None, graph, image)  # type: ignore[arg-type]  # stands in for a Model
 
 
 def chains(model: Interpreted) -> list[tuple[Step, StepLayers]]:

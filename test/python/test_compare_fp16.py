@@ -40,7 +40,7 @@ def graph() -> Graph:
 
 
 def run_of(model: Interpreted, image: np.ndarray) -> Run:
-    return ProgramSubject("program", model).run(image, layers=True)  # type: ignore[arg-type]
+    return ProgramSubject("program", model).run(image, layers=True)  # type: ignore[arg-type]  # stands in for a Model
 
 
 class Given:

@@ -23,7 +23,7 @@ def test_every_layer_is_within_tolerance(precision: str, level: int) -> None:
     image = np.random.default_rng(3).integers(0, 256, (1, HEIGHT, WIDTH, 3), dtype=np.uint8)
     with yolo.new_context(), ir.Location.unknown():
         model = Simulated(small_model.checkpoint(), level=level, precision=precision)
-        subject = ProgramSubject(precision, model)  # type: ignore[arg-type]
+        subject = ProgramSubject(precision, model)  # type: ignore[arg-type]  # stands in for a Model
         found = compare(subject, None, graph_of(small_model.checkpoint()), image)
     assert found.culprit is None
     assert not found.detections.changed

@@ -345,7 +345,8 @@ def _spawn(name: str, problem: Problem) -> subprocess.Popen[str]:
 
 
 def _round(engines: Sequence[_Engine], seconds: float) -> None:
-    """A turn of every engine."""
+    """A turn of every engine, which counts when all have had theirs."""
+    turns: list[tuple[_Engine, dict[str, list[float]]]] = []
     for engine in engines:
         if engine.process is None:
             continue
@@ -354,9 +355,11 @@ def _round(engines: Sequence[_Engine], seconds: float) -> None:
         if "error" in answer:
             engine.fail("failed", answer["error"])
             continue
-        for name, samples in answer["samples"].items():
+        turns.append((engine, answer["samples"]))
+    for engine, taken in turns:
+        for name, samples in taken.items():
             engine.samples[name] += samples
-        engine.result.rounds_ms.append(float(np.median(answer["samples"]["wall"])))
+        engine.result.rounds_ms.append(float(np.median(taken["wall"])))
 
 
 def _time(engines: Sequence[_Engine], rounds: int, seconds: float, report: Progress) -> int:

@@ -112,7 +112,7 @@ class _Builder:
         return module
 
 
-class _Half(nn.Module):  # type: ignore[misc, unused-ignore]
+class _Half(nn.Module):  # type: ignore[misc, unused-ignore]  # untyped where torch is absent
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = module

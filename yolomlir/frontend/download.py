@@ -13,6 +13,7 @@ from pathlib import Path
 
 from safetensors.numpy import save
 
+from yolomlir import __version__
 from yolomlir.diagnostics import UserError, YolomlirError
 from yolomlir.files import replacing
 from yolomlir.frontend.checkpoint import load_checkpoint
@@ -63,9 +64,13 @@ def seeded_file(scale: str) -> Path:
 
     Raises UserError for an unknown scale.
     """
-    target = settings().cache_dir / "weights" / f"yolo26{scale}-seeded.safetensors"
-    if scale in SCALES and target.exists():
-        return target
+    # Another version may make other ones.
+    name = f"yolo26{scale}-seeded-{__version__}.safetensors"
+    target = settings().cache_dir / "weights" / name
+    if scale in SCALES:
+        logger.warning("seeded:%s: these weights are random: detections mean nothing", scale)
+        if target.exists():
+            return target
     checkpoint = seeded_checkpoint(scale, _SEEDED_CLASSES, 0)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -120,7 +120,11 @@ def page_locked_array(shape: Sequence[int], dtype: str) -> NDArray[Any]:
     """A zeroed array in page-locked memory, which is freed with the last array that looks at it."""
     context = Context()
     context.make_current()
-    pinned = PinnedArray(shape, dtype)
+    try:
+        pinned = PinnedArray(shape, dtype)
+    except CudaError:
+        context.release()
+        raise
     pinned.array[...] = 0
     # Not at exit: the driver may be gone by then, and the memory goes with the process.
     weakref.finalize(pinned.buffer, _free_page_locked, context, pinned.address).atexit = False

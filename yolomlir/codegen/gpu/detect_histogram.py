@@ -6,6 +6,7 @@ bin, usually of a few, an element's rank is the number of those before it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -33,7 +34,7 @@ _LONGEST = 128
 Value: TypeAlias = ir.Value
 
 
-class Bins:
+class Bins(ABC):
     """The histogram at `places` of a block's shared `words`, and the kept elements by bins.
 
     Every thread of the block must take part: there are barriers.
@@ -45,9 +46,9 @@ class Bins:
         self.scanners = min(_SCANNERS, self.threads)
         self.each = BINS // self.scanners
 
+    @abstractmethod
     def precedes(self, index: Int, other: Int) -> Bool:
         """Whether the first of two equal logits comes first, by what the kept hold of them."""
-        raise NotImplementedError
 
     def clear_histogram(self) -> None:
         """Zero the histogram and the word behind; a barrier must follow."""

@@ -23,6 +23,7 @@ def tile_or(function: ir.Operation, kind: type[T], default: Callable[[], T]) -> 
     """
     if TILE not in function.attributes:
         return default()
+    # T is a tile's dataclass, for which typing has no bound.
     defaults = {f.name: f.default for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     options = list(defaults)
     where = yolo.layer_of(function.location)
