@@ -80,7 +80,7 @@ def test_a_kernel_that_computes_something_else_is_found(
 
 
 def test_times_repeat(load: Workload, measure: CudaMeasure) -> None:
-    """Of the longest kernel: a graph's own start, shared by its launches, is a part of the least."""
+    """Of the longest kernel: each launch is timed with its share of the start of the graph."""
     case = max(load.cases.values(), key=lambda c: flops(c.problem))
     (candidate,) = built(case, space.default(case.problem))
     times = [measure.time(case, candidate, 9).us for _ in range(5)]
