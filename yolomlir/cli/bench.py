@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from yolomlir.api import compile_artifact, native_target
-from yolomlir.cli.model import wide_console
 from yolomlir.cli.options import add_compile_options, add_device_option, device_target, whole
-from yolomlir.cli.progress import progress_bar
+from yolomlir.cli.progress import console, progress_bar
 from yolomlir.compiler import PRECISIONS, CompileOptions
 from yolomlir.diagnostics import UserError
-from yolomlir.evaluate.bench_report import markdown, plot, print_table
+from yolomlir.evaluate.bench_report import markdown, plot, print_benchmark
 from yolomlir.evaluate.benchmark import BenchmarkResult, Candidate, benchmark, candidates_named
 from yolomlir.evaluate.graph import Graph, graph_of
 from yolomlir.evaluate.outputs import check_writable, write_json, write_text
@@ -105,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, result: BenchmarkResult) -> None:
-    print_table(wide_console(), result)
+    print_benchmark(console(), result)
     if args.json:
         write_json(args.json, result.to_dict())
     if args.markdown:

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from yolomlir.api import Model
-from yolomlir.cli.model import open_model, wide_console
+from yolomlir.cli.model import open_model
 from yolomlir.cli.options import add_compile_options, add_device_option
+from yolomlir.cli.progress import console
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.compare import EDGES, Comparison, LayerComparison, compare
 from yolomlir.evaluate.environment import environment
 from yolomlir.evaluate.graph import Graph
-from yolomlir.evaluate.outputs import check_writable, write_json
+from yolomlir.evaluate.outputs import check_writable, print_table, write_json
 from yolomlir.evaluate.subjects import (
     FRAMEWORKS,
     OnnxRuntimeSubject,
@@ -29,6 +29,7 @@ from yolomlir.evaluate.subjects import (
 from yolomlir.frontend.download import resolve_weights
 
 _SHOWN = 10
+_HEADER = ("layer", "shape", "difference", "own error", "tolerance", "ratio")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         finally:
             if isinstance(other, ProgramSubject):
                 other.model.close()
-    _print(wide_console(), result, every=args.all)
+    _print(console(), result, every=args.all)
     if args.json:
         write_json(args.json, {**result.to_dict(), "environment": environment()})
     return 0 if result.agrees else 1
@@ -175,14 +176,12 @@ def _print_layers(console: Console, result: Comparison, every: bool) -> None:
     shown = list(result.layers)
     if not every:
         shown = outside[:_SHOWN] or sorted(shown, key=lambda x: -x.ratio)[:_SHOWN]
-    table = Table(box=None)
-    for column in ("layer", "shape", "difference", "own error", "tolerance", "ratio"):
-        table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
+    rows = []
     for layer in shown:
         shape = "x".join(map(str, layer.shape))
         figures = (layer.difference, layer.worst, layer.tolerance, layer.ratio)
-        table.add_row(layer.name, shape, *(f"{figure:.3g}" for figure in figures))
-    console.print(table)
+        rows.append([layer.name, shape, *(f"{figure:.3g}" for figure in figures)])
+    print_table(console, _HEADER, rows, optional=("shape", "difference"))
     count = f"{len(result.layers)} layers compared"
     if result.culprit is None:
         console.print(f"{count}: all within their derived tolerances", highlight=False)

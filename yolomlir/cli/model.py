@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from yolomlir.api import Model, compile
 from yolomlir.cli.options import device_target
 from yolomlir.cli.progress import progress_bar
@@ -30,9 +28,3 @@ def open_model(path: str | Path, args: argparse.Namespace, **changes: Any) -> Mo
     given = {name: value for name, value in (options | changes).items() if value is not None}
     with progress_bar() as progress:
         return compile(path, cache=not args.no_cache, progress=progress, **given)
-
-
-def wide_console() -> Console:
-    """A console for tables: as wide as the terminal, or 140 columns in a file or pipe."""
-    console = Console()
-    return console if console.is_terminal else Console(width=140)

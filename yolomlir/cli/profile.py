@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from yolomlir.api import Model
-from yolomlir.cli.model import open_model, wide_console
+from yolomlir.cli.model import open_model
 from yolomlir.cli.options import add_compile_options, add_device_option, whole
+from yolomlir.cli.progress import console
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.outputs import check_writable, write_json, write_text
 from yolomlir.evaluate.profile import CUPTI, EVENTS, Profile, load_profile, profile
@@ -57,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.json, args.markdown, args.trace, args.roofline)
     before = load_profile(args.against) if args.against else None
     found = load_profile(args.model) if Path(args.model).suffix == ".json" else _measure(args)
-    console = wide_console()
-    print_profile(console, found, every=args.all)
+    out = console()
+    print_profile(out, found, every=args.all)
     if before is not None:
-        print_comparison(console, before, found, every=args.all)
+        print_comparison(out, before, found, every=args.all)
     if args.json:
         write_json(args.json, found.to_dict())
     if args.markdown:

@@ -6,18 +6,19 @@ import os
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.benchmark import BenchmarkResult, EngineResult
 from yolomlir.evaluate.environment import describe
-from yolomlir.evaluate.outputs import markdown_table
+from yolomlir.evaluate.outputs import markdown_table, print_table
 from yolomlir.evaluate.peers.base import COLUMNS
 
 HEADER = (
     "engine", "precision", "inf/s", "wall ms", "min", "p90", "p99", "spread", "enqueue", "H2D",
     "GPU", "D2H", "host MB", "GPU MB", "build s", "relative",
 )  # fmt: skip
+_OPTIONAL = ("host MB", "p99", "D2H", "build s", "GPU MB", "H2D", "enqueue", "p90", "inf/s", "min")
+"""What a narrow terminal does without, the first soonest."""
 
 
 BUSY = 0.25
@@ -84,18 +85,13 @@ def title(result: BenchmarkResult) -> str:
     )
 
 
-def print_table(console: Console, result: BenchmarkResult) -> None:
+def print_benchmark(console: Console, result: BenchmarkResult) -> None:
     """Print it; what is not a table comes below it."""
-    table = Table(box=None, title=title(result), title_justify="left")
     header, body = compact(result)
-    for column in header:
-        table.add_column(column, justify="left" if column == "engine" else "right", no_wrap=True)
-    for engine, row in zip(result.engines, body, strict=True):
-        if engine.state == "ok":
-            table.add_row(*row)
-    console.print(table)
+    timed = [row for e, row in zip(result.engines, body, strict=True) if e.state == "ok"]
+    print_table(console, header, timed, title=title(result), optional=_OPTIONAL)
     for line in _remarks(result):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _remarks(result: BenchmarkResult) -> list[str]:

@@ -1,14 +1,17 @@
-"""Files that reports are written to."""
+"""Tables, and files that reports are written to."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from yolomlir.diagnostics import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def check_writable(*paths: str | os.PathLike[str] | None) -> None:
@@ -50,3 +53,48 @@ def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     ]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+_PADDING = 2
+"""Columns of a terminal between two columns of a table."""
+_FOLDED = 24
+"""What the first column of a table shrinks to at most."""
+
+
+def print_table(
+    console: Console,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    optional: Sequence[str] = (),
+) -> None:
+    """Print a table, and below it which columns were left out for the console's width.
+
+    The first column stands to the left and is folded where the console is narrow; the others hold
+    figures, which are never cut. optional: columns to do without, the first soonest.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[header[i], *(row[i] for row in rows)] for i in range(len(header))]
+    widths = [max(map(len, column)) for column in cells]
+    least = [min(widths[0], _FOLDED), *widths[1:]]
+    kept = list(range(len(header)))
+    for name in optional:
+        if sum(least[i] + _PADDING for i in kept) <= console.width:
+            break
+        kept = [i for i in kept if header[i] != name]
+    table = Table(box=None, title=Text(title) if title else None, title_justify="left")
+    for i in kept:
+        if i:
+            table.add_column(header[i], justify="right", min_width=widths[i], no_wrap=True)
+        else:
+            table.add_column(header[i], min_width=least[i], overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(row[i]) for i in kept))
+    console.print(table, crop=False)
+    left_out = [name for i, name in enumerate(header) if i not in kept]
+    if left_out:
+        text = Text(f"left out, the terminal is too narrow: {', '.join(left_out)}")
+        console.print(text, soft_wrap=True)

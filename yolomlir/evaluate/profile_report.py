@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.environment import describe
-from yolomlir.evaluate.outputs import markdown_table
+from yolomlir.evaluate.outputs import markdown_table, print_table
 from yolomlir.evaluate.profile import METHODS, KernelProfile, Profile, target_of
 
 _COLUMNS = (
     "kernel", "calls", "total us", "share", "median", "mean", "min", "max", "stddev", "GFLOP/s",
     "GB/s", "roof us", "of roof",
 )  # fmt: skip
+_OPTIONAL = ("mean", "max", "stddev", "roof us", "GB/s", "GFLOP/s", "min", "share")
+"""What a narrow terminal does without, the first soonest."""
 _SHOWN = 20
 
 
@@ -137,12 +138,7 @@ def _title(found: Profile) -> str:
 def _print_table(
     console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    table = Table(box=None, title=title, title_justify="left")
-    for index, column in enumerate(header):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    print_table(console, header, rows, title=title, optional=_OPTIONAL)
     console.print()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 import yolomlir
 from yolomlir.api import Model
 from yolomlir.evaluate.peers.base import COLUMNS, Array, Problem, timed
@@ -14,14 +16,16 @@ ARTIFACT = "model-{precision}.ylm"
 
 
 class OursPeer:
-    """A loaded `.ylm`, fed with uint8 pixels."""
+    """A loaded `.ylm`, fed with uint8 pixels from its input buffer."""
 
     def __init__(self, model: Model, problem: Problem) -> None:
         image = problem.image
-        self._image = image if model.info.input_dtype == "uint8" else image.astype("float32") / 255
+        self._image = model.input_buffer()
+        self._image[...] = image if model.info.input_dtype == "uint8" else image / np.float32(255)
         self._model = model
         self.precision = model.info.precision
-        self.notes = f"{model.info.input_dtype} input"
+        where = " from page-locked memory" if problem.device == "cuda" else ""
+        self.notes = f"{model.info.input_dtype} input{where}"
 
     def run(self) -> Array:
         """One inference through the public API."""
