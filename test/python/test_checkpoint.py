@@ -11,10 +11,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from yolomlir.diagnostics import UnsupportedError, UserError
-from yolomlir.frontend.checkpoint import Checkpoint, canonical_keys, load_checkpoint, parse_names
+from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
 from yolomlir.frontend.names import COCO_NAMES, class_names
 from yolomlir.frontend.network import SCALES, parameters
 from yolomlir.frontend.seeded import seeded_checkpoint
+from yolomlir.frontend.state_dict import canonical_keys, parse_names
 
 WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
 

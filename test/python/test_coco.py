@@ -25,7 +25,8 @@ from yolomlir.evaluate.coco import (
     evaluate,
     select_rows,
 )
-from yolomlir.evaluate.datasets import COCO_CATEGORY_IDS, load_coco, load_dataset
+from yolomlir.evaluate.datasets import load_coco, load_dataset
+from yolomlir.evaluate.ground_truth import COCO_CATEGORY_IDS
 from yolomlir.evaluate.scoring import FIGURES
 from yolomlir.runtime.artifact import Artifact, ModelInfo, Program
 from yolomlir.runtime.plan import Plan

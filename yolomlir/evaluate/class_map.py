@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from yolomlir.diagnostics import UserError
-from yolomlir.evaluate.datasets import COCO_CATEGORY_IDS, Dataset
+from yolomlir.evaluate.ground_truth import COCO_CATEGORY_IDS, Dataset
 
 CLASS_MAPS = ("auto", "coco", "identity", "sorted")
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from yolomlir import __version__
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.evaluate.class_map import ClassMap, class_map, name_mismatches
-from yolomlir.evaluate.datasets import Dataset, ImageEntry, restrict
+from yolomlir.evaluate.ground_truth import Dataset, ImageEntry, restrict
 from yolomlir.evaluate.journal import ImageRecord, Journal
 from yolomlir.evaluate.report import EvaluationResult
 from yolomlir.evaluate.scoring import score

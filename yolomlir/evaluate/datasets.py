@@ -6,69 +6,16 @@ or `images/` beside `labels/`), which become COCO annotations in pixels (`yolo_l
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from yolomlir.diagnostics import UserError
-
-COCO_CATEGORY_IDS = (
-    *range(1, 12),
-    *range(13, 26),
-    *(27, 28),
-    *range(31, 45),
-    *range(46, 66),
-    *(67, 70),
-    *range(72, 83),
-    *range(84, 91),
-)
-"""The category id of each of COCO's 80 classes: 1 to 90 with gaps."""
-
-_TRAINING_SETS = re.compile(r"coco(8|128)\b.*")
-_TRAINING_FOLDERS = re.compile(r"(instances_)?train(ing)?(2014|2017)?(\.json|\.txt)?")
-
-
-@dataclass(frozen=True)
-class ImageEntry:
-    """One image to run. width, height: as the annotations say, in pixels; 0 where they do not."""
-
-    image_id: int
-    path: Path
-    width: int
-    height: int
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Images and their ground truth.
-
-    ground_truth: a dictionary in COCO's format (`images`, `annotations`, `categories`) of exactly
-    these images. kind: `coco` or `yolo`. sources: the folders and files it was read from.
-    warnings: what a reader of the score should know.
-    """
-
-    name: str
-    kind: str
-    images: tuple[ImageEntry, ...]
-    ground_truth: dict[str, Any]
-    sources: tuple[Path, ...]
-    warnings: tuple[str, ...] = field(default=())
-
-    @property
-    def category_ids(self) -> list[int]:
-        """The ids of its categories, ascending."""
-        return sorted(c["id"] for c in self.ground_truth["categories"])
-
-    def digest(self) -> str:
-        """Identifies images, sizes and annotations, but not the pixels."""
-        images = [[i.image_id, str(i.path), i.width, i.height] for i in self.images]
-        text = json.dumps([images, self.ground_truth], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
+from yolomlir.evaluate.ground_truth import Dataset, ImageEntry, training_warnings
+from yolomlir.evaluate.yolo_labels import load_yolo_folder, load_yolo_yaml
 
 
 def load_dataset(
@@ -81,8 +28,6 @@ def load_dataset(
     images; one YAML file; `images/` beside `labels/`. classes, names: the model's, which YOLO
     labels without a YAML file are read with. Raises UserError when there is none, or it is bad.
     """
-    from yolomlir.evaluate.yolo_labels import load_yolo_folder, load_yolo_yaml
-
     path = Path(path).expanduser()
     if path.suffix.lower() in (".yaml", ".yml"):
         return load_yolo_yaml(path, split)
@@ -240,31 +185,3 @@ def _refuse_duplicates(what: str, ids: list[int], path: Path) -> None:
     value, count = Counter(ids).most_common(1)[0] if ids else (0, 0)
     if count > 1:
         raise UserError(f"{what} {value} occurs {count} times", where=path)
-
-
-def training_warnings(sources: Sequence[Path]) -> list[str]:
-    """Warnings when folders or files look like images that published weights were trained on."""
-    for source in sources:
-        parts = [part.lower() for part in source.parts[-3:]]
-        known = [p for p in parts if _TRAINING_SETS.fullmatch(p)]
-        if known or (parts and _TRAINING_FOLDERS.fullmatch(parts[-1])):
-            return [
-                f"{source} looks like training images of COCO weights ({(known or parts)[-1]}): a "
-                "score on them says how well they were learnt by heart, and is not comparable"
-            ]
-    return []
-
-
-def restrict(dataset: Dataset, keep: Sequence[ImageEntry]) -> Dataset:
-    """The dataset with only these of its images, and their annotations."""
-    ids = {entry.image_id for entry in keep}
-    truth = dataset.ground_truth
-    return replace(
-        dataset,
-        images=tuple(e for e in dataset.images if e.image_id in ids),
-        ground_truth={
-            "images": [i for i in truth["images"] if i["id"] in ids],
-            "annotations": [a for a in truth["annotations"] if a["image_id"] in ids],
-            "categories": truth["categories"],
-        },
-    )

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yolomlir.diagnostics import UserError
-from yolomlir.evaluate.datasets import Dataset
+from yolomlir.evaluate.ground_truth import Dataset
 
 log = logging.getLogger(__name__)
 

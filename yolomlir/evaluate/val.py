@@ -18,7 +18,8 @@ from yolomlir.evaluate.coco import (
     ModelDescription,
     evaluate,
 )
-from yolomlir.evaluate.datasets import Dataset, load_coco, load_dataset
+from yolomlir.evaluate.datasets import load_coco, load_dataset
+from yolomlir.evaluate.ground_truth import Dataset
 from yolomlir.evaluate.report import EvaluationResult
 from yolomlir.progress import ProgressCallback
 from yolomlir.vision.decode import Pixels

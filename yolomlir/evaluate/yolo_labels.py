@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from yolomlir.diagnostics import UserError
-from yolomlir.evaluate.datasets import (
+from yolomlir.evaluate.ground_truth import (
     COCO_CATEGORY_IDS,
     Dataset,
     ImageEntry,

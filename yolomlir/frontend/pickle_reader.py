@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from yolomlir.diagnostics import UnsupportedError, UserError
-from yolomlir.frontend.checkpoint import (
+from yolomlir.frontend.pickle_machine import Global, Persistent, PickleError, Record, read_pickle
+from yolomlir.frontend.state_dict import (
     Array,
     Checkpoint,
     canonical_keys,
     parse_names,
     widen_bfloat16,
 )
-from yolomlir.frontend.pickle_machine import Global, Persistent, PickleError, Record, read_pickle
 
 _AGAIN = "it may be truncated or another format: download or export it again"
 _LEGACY_MAGIC = b"\x8a\x0a" + (0x1950A86A20F9469CFC6C).to_bytes(10, "little")

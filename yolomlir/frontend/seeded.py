@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from yolomlir.diagnostics import UserError
-from yolomlir.frontend.checkpoint import Array, Checkpoint
 from yolomlir.frontend.network import BATCH_NORM_EPSILON, SCALES, Conv, Network
+from yolomlir.frontend.state_dict import Array, Checkpoint
 
 Values = NDArray[np.float64]
 """Activations of the calibration pictures, [N, C, H, W]."""
