@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,9 @@ from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.attention import AttentionTile
+from yolomlir.codegen.gpu.ptx import assemble, to_ptx
 from yolomlir.diagnostics import UnsupportedError
+from yolomlir.target import target_named
 
 
 @pytest.fixture(autouse=True)
@@ -279,6 +282,23 @@ def test_not_a_number_is_not_lost():
         kernel = kernel_of(case.text(), precision=precision, tile=AttentionTile(1, 1, 2))
         value = Run(kernel, [qkv], case.out_shape)().value
         assert np.isnan(value[0, 1, 2]).any() or np.isnan(value).all()
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
+@pytest.mark.parametrize("target", ["sm_90", "sm_120"])
+def test_blocks_of_a_cluster_wait_for_bytes_alone(target, precision):
+    """Only the arrival at the start is left, which makes nothing visible."""
+    text = Case(1, 4, 8).text()
+    text = halved(text) if precision == "fp16" else text
+    kernel = kernel_of(text, target=target, precision=precision, tile=AttentionTile(1, 2, 4, 2))
+    ptx = to_ptx(kernel.module, target_named(target))
+    assert re.findall(r"barrier\.cluster\.\S*", ptx) == [
+        "barrier.cluster.arrive.relaxed.aligned;",
+        "barrier.cluster.wait;",
+    ]
+    assert "complete_tx::bytes.v4.b32" in ptx
+    assert "complete_tx::bytes.v2.b32" in ptx
+    assert assemble(ptx, target_named(target).chip).spill_bytes == 0
 
 
 def test_clusters_need_a_target_that_has_them():

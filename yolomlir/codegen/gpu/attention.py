@@ -176,8 +176,7 @@ class _Body:
         """The whole body. The positional weights are read before the wait for earlier kernels."""
         # Two tiles of queries and a loop leave no registers for it.
         early = self.tile.query_tiles == 1 or self.rounds == 1
-        if self.tile.cluster > 1:
-            instructions.cluster_arrive()
+        self.end.open()
         weights = self.end.read_weights() if early else []
         if programmatic:
             instructions.wait_for_predecessors()

@@ -2,7 +2,9 @@
 together in their order; the positional convolution is added.
 
 In a cluster every block adds up its own warps and sends each query's result to the block that
-finishes the query, so that only one barrier of the cluster lies in the way.
+finishes the query, where a barrier counts the bytes (`mbarrier.py`): nobody waits for what is sent
+to others. A block has a place for every block's results, which nothing else uses, and none ends
+before it has all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from yolomlir.bindings import arith, ir, scf
-from yolomlir.codegen.gpu import instructions
+from yolomlir.codegen.gpu import instructions, mbarrier
 from yolomlir.codegen.gpu.attention_problem import AttentionShape, AttentionTile
 from yolomlir.codegen.gpu.builder import (
     TRUE,
@@ -80,10 +82,21 @@ class AttentionEnd:
         self.statistics, end = self._shared(2 * words, end)
         if tile.cluster > 1:
             self.received, end = self._shared(tile.queries * shape.head_dim, end)
-            self.received_statistics, _ = self._shared(2 * tile.queries, end)
+            self.received_statistics, end = self._shared(2 * tile.queries, end)
+            self.barrier, _ = self._shared(2, end)
 
     def _shared(self, count: int, first: int) -> tuple[Buffer, int]:
         return self.kernel.shared("float32", count, offset_bytes=4 * first), first + count
+
+    def open(self) -> None:
+        """First of all: make the barrier, and tell the other blocks that this one runs."""
+        if self.tile.cluster == 1:
+            return
+        values = self.tile.rows * (self.shape.head_dim + 2)
+        with guard(self.kernel.thread.equals(0)):
+            mbarrier.expect_bytes(self.barrier, 4 * (self.tile.cluster - 1) * values)
+            mbarrier.publish_barriers()
+        instructions.cluster_arrive(relaxed=True)
 
     # ---- the warps' shares
 
@@ -117,7 +130,8 @@ class AttentionEnd:
         if self.tile.cluster > 1:
             instructions.cluster_wait()  # the others have begun
             self.send()
-            instructions.cluster_barrier()
+            instructions.barrier()
+            mbarrier.wait_for_bytes(self.barrier)
         for item, position in zip(self.items(self.tile.rows), positions, strict=True):
             row, inside = item
             part = self.of_blocks(row) if self.tile.cluster > 1 else self.of_warps(row)
@@ -158,12 +172,18 @@ class AttentionEnd:
         for row, inside in self.items(self.tile.queries):
             part = self.of_warps(row)
             owner, place = row // rows, self.rank * rows + row % rows
-            sums = instructions.shared_of_block(self.received, owner)
-            statistics = instructions.shared_of_block(self.received_statistics, owner)
-            with guard(inside):
-                sums.store_vector(place * size + self.chunk * 4, part.sums)
+            own = owner.equals(self.rank)
+            with guard(inside & own):
+                self.received.store_vector(place * size + self.chunk * 4, part.sums)
                 with guard(self.chunk.equals(0)):
-                    statistics.store_vector(place * 2, [part.maximum, part.total])
+                    self.received_statistics.store_vector(place * 2, [part.maximum, part.total])
+            with guard(inside & ~own):
+                counted = instructions.shared_of_block(self.barrier, owner)
+                sums = instructions.shared_of_block(self.received, owner)
+                mbarrier.send(sums, place * size + self.chunk * 4, part.sums, counted)
+                with guard(self.chunk.equals(0)):
+                    known = instructions.shared_of_block(self.received_statistics, owner)
+                    mbarrier.send(known, place * 2, [part.maximum, part.total], counted)
 
     def store(self, row: Int, inside: Bool, part: _Part, position: list[Value]) -> None:
         """Normalise, add the position, and write a chunk."""

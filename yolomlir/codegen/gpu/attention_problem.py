@@ -135,9 +135,9 @@ def _fits(shape: AttentionShape, tile: AttentionTile, precision: str) -> bool:
 
 def shared_bytes(shape: AttentionShape, tile: AttentionTile) -> int:
     """Every warp's sums, and its maximum and total a query; in a cluster, also every block's of
-    the queries that this one finishes."""
-    parts = tile.warps + (1 if tile.cluster > 1 else 0)
-    return 4 * parts * tile.queries * (shape.head_dim + 2)
+    the queries that this one finishes, and a barrier."""
+    part = 4 * tile.queries * (shape.head_dim + 2)
+    return tile.warps * part + (part + 8 if tile.cluster > 1 else 0)
 
 
 # ---- the linalg form ----------------------------------------------------------------------------

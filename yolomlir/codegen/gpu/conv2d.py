@@ -15,6 +15,7 @@ from yolomlir.codegen.gpu import instructions, products
 from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, KernelBuilder, guard, loop, select
 from yolomlir.codegen.gpu.chain import ChainKernel
 from yolomlir.codegen.gpu.chain_problem import match_chain
+from yolomlir.codegen.gpu.conv2d_exchange import PartialSums
 from yolomlir.codegen.gpu.conv2d_kinds import default_tile, objection, stated_tile
 from yolomlir.codegen.gpu.conv2d_load import InputLoader, WeightLoader, swizzle
 from yolomlir.codegen.gpu.conv2d_store import OutputStore, Run
@@ -137,6 +138,9 @@ class ConvKernel:
         self.warp_slice = warp // (t.warps_m * t.warps_n)
         main_bytes = t.main_bytes(self.shape)
         self.ring = k.shared(self.element.name, t.buffers(self.shape) * t.stage_elements())
+        if t.cluster_k > 1:
+            self.sums = PartialSums(k, t, self.rank, t.pipeline_bytes(self.shape))
+            self.sums.open()
         self.store = OutputStore(k, self.problem, t, self.first_channel, main_bytes)
         self.weights = WeightLoader(
             t, self.shape, k.arguments[self.problem.weight].buffer, self.ring,
@@ -302,14 +306,23 @@ class ConvKernel:
                 self._store_lane(row, 16 * i + 8 * half, runs)
 
     def _staged_epilogue(self, k: KernelBuilder, accumulators: Fragments) -> None:
-        """Add the partial sums of warps and blocks through shared memory, then store whole rows.
+        """Add the partial sums of warps and blocks through shared memory, then store whole rows."""
+        t, width = self.tile, self.store.vector
+        instructions.copy_wait(0)
+        if t.cluster_k > 1:
+            self._store_over_cluster(k, accumulators)
+            return
+        staged = self._stage(k, accumulators)
+        for row, column, inside in self._runs(k.thread, t.block_m, width):
+            with guard(inside):
+                total = self._sum_of_warps(staged, row, column, width)
+                self._store_row(row, [(column, total)])
 
-        The blocks of a cluster divide the rows among themselves: every partial sum is read once.
-        """
+    def _stage(self, k: KernelBuilder, accumulators: Fragments) -> Buffer:
+        """The warps' sums in shared memory, in place of the ring; the block's threads meet."""
         t = self.tile
         length = t.block_n + STAGING_PADDING
         staged = k.shared("float32", t.staging_elements())
-        instructions.copy_wait(0)
         instructions.barrier()  # the ring is free
         row = self.warp_slice * t.block_m + self.warp_row + self.lane // 4
         start = row * length + self.warp_column + (self.lane % 4) * 2
@@ -318,50 +331,43 @@ class ConvKernel:
                 for half in (0, 1):
                     offset = start + ((16 * i + 8 * half) * length + 8 * j)
                     staged.store_vector(offset, c[2 * half : 2 * half + 2])
-        if t.cluster_k > 1:
-            self._store_over_cluster(k, staged)
-            return
         instructions.barrier()
-        for row, column, inside in self._runs(k.thread, t.threads, self.store.vector):
-            with guard(inside):
-                total = self._sum_of_warps(staged, row * length + column, self.store.vector)
-                self._store_row(row, [(column, total)])
+        return staged
 
-    def _store_over_cluster(self, k: KernelBuilder, staged: Buffer) -> None:
+    def _store_over_cluster(self, k: KernelBuilder, accumulators: Fragments) -> None:
         """Add the warps' sums in each block, then the blocks', in their order."""
-        t = self.tile
-        length = t.block_n + STAGING_PADDING
-        if t.warps_k > 1:
-            instructions.barrier()
-            for row, column, inside in self._runs(k.thread, t.threads, FLOAT32.chunk):
+        t, width = self.tile, self.store.vector
+        self.sums.connect()
+        if t.warps_k == 1:
+            self.sums.send_fragments(accumulators, self.warp_row, self.warp_column)
+        else:
+            staged = self._stage(k, accumulators)
+            for row, column, inside in self._runs(k.thread, t.block_m, FLOAT32.chunk):
                 with guard(inside):
-                    start = row * length + column
-                    total = self._sum_of_warps(staged, start, FLOAT32.chunk)
-                    staged.store_vector(start, total)
-        instructions.cluster_barrier()
-        blocks = [instructions.shared_of_block(staged, rank) for rank in range(t.cluster_k)]
-        width = self.store.vector
-        first = self.rank * t.threads + k.thread
-        for row, column, inside in self._runs(first, t.threads * t.cluster_k, width):
+                    total = self._sum_of_warps(staged, row, column, FLOAT32.chunk)
+                    self.sums.send(row, column, total)
+        self.sums.receive()
+        first = self.first_pixel + self.rank * self.sums.rows
+        for row, column, inside in self._runs(k.thread, self.sums.rows, width):
             with guard(inside):
-                parts = [block.load_vector(row * length + column, width) for block in blocks]
-                self.store.store_row(self.first_pixel + row, [(column, _add(parts))])
-        instructions.cluster_barrier()  # others may still read this block's memory
+                total = _add(self.sums.parts(row, column, width))
+                self.store.store_row(first + row, [(column, total)])
 
-    def _runs(self, first: Int, threads: int, width: int) -> Iterator[tuple[Int, Int, Bool]]:
+    def _runs(self, thread: Int, rows: int, width: int) -> Iterator[tuple[Int, Int, Bool]]:
         """The runs of `width` channels that fall to a thread: row, column, whether it exists."""
-        per_row = self.tile.block_n // width
-        runs = self.tile.block_m * per_row
+        threads, per_row = self.tile.threads, self.tile.block_n // width
+        runs = rows * per_row
         for i in range(-(-runs // threads)):
-            run = first + i * threads
+            run = thread + i * threads
             inside = run < runs if (i + 1) * threads > runs else Bool(None, True)
             yield run // per_row, (run % per_row) * width, inside
 
-    def _sum_of_warps(self, staged: Buffer, start: Int, width: int) -> list[ir.Value]:
+    def _sum_of_warps(self, staged: Buffer, row: Int, column: Int, width: int) -> list[ir.Value]:
         """One run's sum over the warps' slices of K, in their order."""
         t = self.tile
-        part_length = t.block_m * (t.block_n + STAGING_PADDING)
-        return _add([staged.load_vector(start + i * part_length, width) for i in range(t.warps_k)])
+        length = t.block_n + STAGING_PADDING
+        first, between = row * length + column, t.block_m * length
+        return _add([staged.load_vector(first + i * between, width) for i in range(t.warps_k)])
 
 
 def _add(parts: list[list[ir.Value]]) -> list[ir.Value]:

@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from yolomlir.codegen.gpu import conv2d_tile
-from yolomlir.codegen.gpu.conv2d_tile import STAGING_PADDING, ConvTile, block_ks, most_image_bytes
+from yolomlir.codegen.gpu.conv2d_tile import (
+    BARRIER_BYTES,
+    STAGING_PADDING,
+    ConvTile,
+    block_ks,
+    most_image_bytes,
+)
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.target import Target
 
@@ -127,9 +133,12 @@ class ConvTiles:
         """Shared memory of a block, with one bias-like vector."""
         stage = (self.block_m + self.block_n) * self.block_k
         pipeline = np.minimum(self.stages, self.k_tiles) * stage
-        staging = 4 * self.warps_k * self.block_m * (self.block_n + STAGING_PADDING)
+        sums = 4 * self.block_m * (self.block_n + STAGING_PADDING)
+        clustered = self.cluster_k > 1
+        in_block = self.is_staged & ~(clustered & (self.warps_k == 1))
         ring = self.shape.element.bytes * pipeline
-        main: Column = np.maximum(ring, np.where(self.is_staged, staging, 0))
+        main: Column = np.maximum(ring, np.where(in_block, self.warps_k * sums, 0))
+        main = main + np.where(clustered, sums + BARRIER_BYTES, 0)
         return np.asarray(main + 4 * self.block_n, np.int64)
 
 

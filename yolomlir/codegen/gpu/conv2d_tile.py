@@ -17,6 +17,8 @@ from yolomlir.target import Target
 
 STAGING_PADDING = 8
 """Floats between rows of the staged output: rows 8 banks apart make its writes conflict-free."""
+BARRIER_BYTES = 16
+"""Of a barrier that counts bytes, so that what lies behind it is aligned."""
 _MAX_COPIES = 16
 """Copies of a thread a step: each holds an address and a mask in registers."""
 _MAX_UNROLLED_COPIES = 96
@@ -117,15 +119,25 @@ class ConvTile:
         return (self.block_m + self.block_n) * self.block_k
 
     def staging_elements(self) -> int:
-        """Floats of the staged partial sums."""
-        if not self.is_staged:
+        """Floats of the staged partial sums of warps; those of one go to other blocks at once."""
+        if not self.is_staged or (self.cluster_k > 1 and self.warps_k == 1):
             return 0
         return self.warps_k * self.block_m * (self.block_n + STAGING_PADDING)
 
-    def main_bytes(self, shape: ConvShape) -> int:
+    def pipeline_bytes(self, shape: ConvShape) -> int:
         """Shared memory of the pipeline, which the staged output reuses."""
         ring = shape.element.bytes * self.buffers(shape) * self.stage_elements()
         return max(ring, 4 * self.staging_elements())
+
+    def exchange_bytes(self) -> int:
+        """Shared memory for every block's sums of this one's rows, and a barrier."""
+        if self.cluster_k == 1:
+            return 0
+        return 4 * self.block_m * (self.block_n + STAGING_PADDING) + BARRIER_BYTES
+
+    def main_bytes(self, shape: ConvShape) -> int:
+        """Shared memory of the pipeline and, behind it, of what other blocks send."""
+        return self.pipeline_bytes(shape) + self.exchange_bytes()
 
     def shared_bytes(self, shape: ConvShape, channel_vectors: int = 1) -> int:
         """Shared memory of a block: the pipeline, then bias-like vectors."""
