@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -150,12 +151,21 @@ def _by_rule(function: ir.Operation, target: Target, precision: str) -> ir.Attri
 
 
 def conv_shape(function: ir.Operation) -> ConvShape:
-    """The implicit GEMM of a `conv2d` function at the `yolo` level."""
+    """The implicit GEMM of a `conv2d` function at the `yolo` level; of others the first one."""
+    ops = operations(function.regions[0].blocks[0])
+    return _geometry(next(op for op in ops if op.name == "yolo.conv2d"))
+
+
+def inner_shape(conv: ir.Operation) -> ConvShape:
+    """The implicit GEMM of a convolution whose input is a result that stays on chip."""
+    return _geometry(conv, copied=False)
+
+
+def _geometry(conv: ir.Operation, *, copied: bool = True) -> ConvShape:
+    """copied: whether its input comes by copies from the arguments that it is made of."""
     from yolomlir.codegen.gpu.conv_problem import ConvShape
     from yolomlir.codegen.gpu.element import FLOAT16, FLOAT32
 
-    ops = operations(function.regions[0].blocks[0])
-    conv = next(op for op in ops if op.name == "yolo.conv2d")
     batch, channels, height, width = yolo.shape_of(conv.operands[0])
     _, out, out_h, out_w = yolo.shape_of(conv.results[0])
     kernel_h, kernel_w = yolo.shape_of(conv.operands[1])[2:]
@@ -165,14 +175,15 @@ def conv_shape(function: ir.Operation) -> ConvShape:
     element = FLOAT16 if isinstance(multiplied, ir.F16Type) else FLOAT32
     first = 0
     vectors = []
-    for source in _sources(conv.operands[0]):
+    for source in _sources(conv.operands[0]) if copied else ():
         converted = ir.RankedTensorType(source.type).element_type != multiplied
         size = yolo.shape_of(source)[1]
         vectors.append(0 if converted else min(element.widest(size), element.widest(first)))
         first += size
     return ConvShape(
         batch, height, width, channels, out_h, out_w, out, kernel_h, kernel_w,
-        stride_h, stride_w, top, left, source_vector=min(vectors), dtype=element.name,
+        stride_h, stride_w, top, left, source_vector=min(vectors, default=element.chunk),
+        dtype=element.name,
     )  # fmt: skip
 
 
@@ -182,20 +193,24 @@ def chain_shape(function: ir.Operation) -> ChainShape:
 
     stages: dict[ir.Value, int] = {}
     later: list[tuple[int, int]] = []
+    inner: list[ConvShape] = []
     kept: set[int] = set()
     ops = operations(function.regions[0].blocks[0])
     convs = [op for op in ops if op.name == "yolo.conv2d"]
     for op in ops:
         if op in convs[1:]:
-            out, channels = yolo.shape_of(op.operands[1])[:2]
-            later.append((channels, out))
+            out, *sizes = yolo.shape_of(op.operands[1])
+            later.append((prod(sizes), out))
+            if sizes[1:] != [1, 1]:
+                inner.append(inner_shape(op))
         elif op.name == "yolo.add":
             added = {stages[v] for v in op.operands if v in stages}
             kept |= added - {len(later)}
         if op.name in ("yolo.conv2d", "yolo.silu", "yolo.add"):
             stages[op.results[0]] = len(later)
     depthwise = yolo.integer(convs[0], "groups") > 1
-    return ChainShape(conv_shape(function), tuple(later), tuple(sorted(kept)), depthwise)
+    added = tuple(sorted(kept))
+    return ChainShape(conv_shape(function), tuple(later), added, depthwise, tuple(inner))
 
 
 def _sources(value: ir.Value) -> list[ir.Value]:

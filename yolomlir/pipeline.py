@@ -239,22 +239,27 @@ def _expand(name: str, text: str) -> str:
     given = {}
     for option in text.partition("{")[2].rstrip("} ").split():
         key, _, value = option.partition("=")
-        if value not in _OPTIONS.get(key, ()):
+        if key != "pairs" and value not in _OPTIONS.get(key, ()):
             known = ", ".join(f"{k}={'|'.join(values)}" for k, values in _OPTIONS.items())
+            known += ", pairs=all|CxHxW+..."
             raise UserError(f"pipeline '{name}' has no option '{option}'", hint=f"options: {known}")
         given[key] = value
     level = int(given.get("level", DEFAULT_LEVEL))
-    return pipeline_for(PIPELINES[name], level, given.get("precision", ""))
+    return pipeline_for(PIPELINES[name], level, given.get("precision", ""), given.get("pairs", ""))
 
 
-def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL, precision: str = "") -> str:
+def pipeline_for(
+    target_kind: str, level: int = DEFAULT_LEVEL, precision: str = "", pairs: str = ""
+) -> str:
     """The graph pipeline of a kind of target (`cpu`, `gpu`) at -O0 to -O3, as text.
 
     Level 0 is what code generation needs: batch norms folded, NHWC, one dispatch a kernel, the
     memory plan. Level 1 adds cleaning up and the fold of the image scale; level 2 merges siblings
     and, on GPUs, detects in two stages, of which the first does not wait for the last level;
     level 3 fuses chains of pointwise convolutions on GPUs and equals level 2 on the CPU. Of the
-    precisions only `fp16` changes the graph: it narrows activations and weights.
+    precisions only `fp16` changes the graph: it narrows activations and weights. pairs: of 3x3
+    convolutions that level 3 fuses on GPUs, by what the first of them reads (`all`, or the option
+    `inputs` of `yolo-fuse-bottlenecks`); none where empty.
     """
     if target_kind not in PIPELINES.values():
         raise UserError(f"no pipeline for a '{target_kind}' target", hint="cpu or gpu")
@@ -262,6 +267,7 @@ def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL, precision: str = 
         raise UserError(f"optimisation level is {level}; expected 0, 1, 2 or 3")
     weights = "ohwi" if target_kind == "gpu" else "hwio"
     reuse = "{reuse=concurrent}" if target_kind == "gpu" else ""
+    inputs = "" if pairs == "all" else f"{{inputs={pairs}}}"
     sixteen_bytes = "{alignment=8}" if precision == HALF else ""  # in channels; else the default, 4
     passes = (
         (1, "yolo-canonicalize"),
@@ -279,6 +285,7 @@ def pipeline_for(target_kind: str, level: int = DEFAULT_LEVEL, precision: str = 
         (0, f"yolo-concat-views{sixteen_bytes}"),
         (0, "yolo-dce"),
         *([(3, "yolo-fuse-pointwise")] if target_kind == "gpu" else []),
+        *([(3, f"yolo-fuse-bottlenecks{inputs}")] if target_kind == "gpu" and pairs else []),
         (0, "yolo-assign-tiles"),
         (0, f"yolo-plan-memory{reuse}"),
     )

@@ -29,12 +29,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Link:
-    """A stage. add: None, `argument`, or the earlier stage whose result is added."""
+    """A stage. add: None, `argument`, or the earlier stage whose result is added.
+
+    kernel: side of a later stage's kernel, odd; its stride is 1.
+    """
 
     out: int
     parts: tuple[Part, ...] = ()
     silu: bool = True
     add: int | str | None = None
+    kernel: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,10 @@ class ChainCase:
         """The stages that are results, in order."""
         return sorted({*self.stored, len(self.links) - 1})
 
+    def kernel_of(self, index: int) -> int:
+        """Side of a stage's kernel."""
+        return self.links[index].kernel if index else self.kernel
+
     def in_channels(self, index: int) -> int:
         """Channels that a stage reads."""
         parts = self.links[index].parts
@@ -103,7 +111,7 @@ def chain_text(case: ChainCase) -> tuple[str, list[tuple[str, int, int]]]:
     rows, columns = case.out_size
     values: list[str] = []
     for index, link in enumerate(case.links):
-        kernel = case.kernel if index == 0 else 1
+        kernel = case.kernel_of(index)
         x, x_type = _input(case, index, text, values)
         depthwise = case.depthwise and index == 0
         fan_in, layout = (1, "hwio") if depthwise else (case.in_channels(index), "ohwi")
@@ -218,7 +226,7 @@ def random_operands(
     rows, columns = case.out_size
     found = []
     for role, stage, part in roles:
-        link, kernel = case.links[stage], case.kernel if stage == 0 else 1
+        link, kernel = case.links[stage], case.kernel_of(stage)
         channels = case.in_channels(stage)
         own, factor = case.sources[part if role == "input" else 0]
         shape = {

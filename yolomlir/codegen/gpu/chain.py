@@ -1,4 +1,4 @@
-"""The `chain` family: a convolution and the 1x1 convolutions that consume it, in one kernel.
+"""The `chain` family: a convolution or two and the 1x1 convolutions that consume it, in one kernel.
 
 A cluster of blocks computes a tile of pixels through every stage (`chain_tile.py` says how the work
 is divided). Weights of all stages stream through one ring of buffers, so that those of a stage
@@ -13,14 +13,13 @@ from yolomlir.codegen.gpu import instructions, products
 from yolomlir.codegen.gpu.builder import TRUE, Buffer, Int, KernelBuilder, guard
 from yolomlir.codegen.gpu.chain_exchange import ClusterExchange
 from yolomlir.codegen.gpu.chain_input import WindowLoader, WindowReader
-from yolomlir.codegen.gpu.chain_pixels import PixelMap
+from yolomlir.codegen.gpu.chain_pixels import PixelMap, Region
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, match_chain
 from yolomlir.codegen.gpu.chain_store import ChainStore
 from yolomlir.codegen.gpu.chain_tile import (
     ChainPlan,
     ChainShape,
     ChainTile,
-    StagePlan,
     default_tile,
     likely_tiles,
     objection,
@@ -61,9 +60,8 @@ def shape_of(problem: ChainProblem) -> ChainShape:
     """What the choice of a tile depends on."""
     kept = {number - STAGE for s in problem.stages for number in s.epilogue.element}
     later = tuple((s.shape.k, s.shape.out_channels) for s in problem.stages[1:])
-    return ChainShape(
-        problem.first.shape, later, tuple(sorted(k for k in kept if k >= 0)), problem.depthwise
-    )
+    added = tuple(sorted(k for k in kept if k >= 0))
+    return ChainShape(problem.first.shape, later, added, problem.depthwise, problem.inner)
 
 
 class ChainKernel:
@@ -113,6 +111,7 @@ class ChainKernel:
         """Shared memory, and what of the work this thread has to do with."""
         p = self.plan
         self.pixels = PixelMap(p, k.block_x)
+        regions = _regions(p, self.pixels)
         self.rank = k.block_y if p.tile.cluster_n > 1 else Int.of(0)
         self.lane, self.warp = k.thread % 32, k.thread // 32
         bytes_, dtype = self.element.bytes, self.element.name
@@ -131,7 +130,7 @@ class ChainKernel:
         self.exchange = ClusterExchange(k, self.problem, p, inputs, self.rank)
         self.exchange.open()
         self.store = ChainStore(
-            k, self.problem, p, staged, self.scratch, inputs, self.exchange, self.pixels,
+            k, self.problem, p, staged, self.scratch, inputs, self.exchange, regions,
             self.rank, end, exact=self.exact,
         )  # fmt: skip
         self.weights = {
@@ -148,7 +147,7 @@ class ChainKernel:
             first_channel = self.rank * p.stages[0].n if self.problem.depthwise else 0
             self.window = WindowLoader(
                 p.window, self.problem.first, k.arguments, self.scratch, k.thread, p.threads,
-                self.pixels, first_channel,
+                regions[0], first_channel,
             )  # fmt: skip
         elif not self.problem.depthwise:
             self.source = InputLoader(
@@ -230,7 +229,7 @@ class ChainKernel:
             if warps is None or within == 0:
                 if index or self.window is None:
                     self.store.load_residuals(index)
-                warps = _Warps(self, stage)
+                warps = _Warps(self, index)
                 sums = warps.zeros()
             if within == 0:
                 self.store.store_late()
@@ -250,24 +249,33 @@ class ChainKernel:
             self.store.finish(index)
 
 
+def _regions(plan: ChainPlan, pixels: PixelMap) -> list[PixelMap | Region]:
+    """The pixels of every stage: those of the tile, and of the windows of them before that."""
+    found: list[PixelMap | Region] = [pixels]
+    for window in reversed(plan.windows[1:]):
+        found.insert(0, Region(window, of=found[0]))
+    return found + [pixels] * (len(plan.stages) - len(found))
+
+
 class _Warps:
     """What one warp multiplies of a stage: offsets of its fragments, products, sums."""
 
-    def __init__(self, kernel: ChainKernel, stage: StagePlan) -> None:
+    def __init__(self, kernel: ChainKernel, index: int) -> None:
+        stage = kernel.plan.stages[index]
         self._kernel, self._stage = kernel, stage
         tile = kernel.plan.tile
         used = stage.warps_m * stage.warps_n * stage.warps_k
         self._active = kernel.warp < used if used < tile.warps else TRUE
         warp = kernel.warp % used if used < tile.warps else kernel.warp
-        self.rows = tile.block_m // 16 // stage.warps_m
+        self.rows = stage.m // 16 // stage.warps_m
         self.columns = stage.n // 8 // stage.warps_n
         self._row = (warp % stage.warps_m) * (16 * self.rows)
         self._column = (warp // stage.warps_m % stage.warps_n) * (8 * self.columns)
         self._slice = warp // (stage.warps_m * stage.warps_n)
         self._reader: WindowReader | None = None
-        window = kernel.plan.window
-        if window is not None and stage is kernel.plan.stages[0]:
-            self._reader = WindowReader(window, self._row, kernel.lane, self._slice)
+        window = kernel.plan.window_of_stage(index)
+        if window is not None:
+            self._reader = WindowReader(window, self._row, self.rows, kernel.lane, self._slice)
 
     def zeros(self) -> list[Fragments]:
         """Accumulators; several where one alone would make every product wait for the last."""
@@ -302,7 +310,7 @@ class _Warps:
         """Put this warp's sums where `ChainStore` adds those of all slices of K."""
         length = self._stage.staged_row
         lane = self._kernel.lane
-        row = self._slice * self._kernel.plan.tile.block_m + self._row + lane // 4
+        row = self._slice * self._stage.m + self._row + lane // 4
         start = row * length + self._column + (lane % 4) * 2
         with guard(self._active):
             for i, fragments in enumerate(total):
@@ -336,7 +344,7 @@ class _Warps:
         k_step, size = kernel.element.k_step, kernel.element.chunk
         first = within * stage.block_k
         if self._reader is not None:
-            return self._load_window(self._reader, first, product, count)
+            return self._load_window(self._reader, index, first, product, count)
         if buffer is None:
             buffer, step = kernel.ring, 16 * stage.block_k
             offset = self._place_in_ring(row, half, product, count)
@@ -351,13 +359,15 @@ class _Warps:
         return self._fragments(buffer, [offset + i * step for i in range(self.rows)], rounded)
 
     def _load_window(
-        self, reader: WindowReader, first: int, product: int, count: int
+        self, reader: WindowReader, index: int, first: int, product: int, count: int
     ) -> list[Operand]:
         kernel = self._kernel
         k_step = kernel.element.k_step
         firsts = [first + k_step * (s * count + product) for s in range(self._stage.warps_k)]
-        offset = reader.offset(firsts)
-        offsets = [offset + reader.fragment(i) for i in range(self.rows)]
+        offsets = reader.offsets(firsts)
+        buffer = kernel.inputs[index]
+        if buffer is not None:  # the result of the stage before, rounded as it was handed on
+            return self._fragments(buffer, offsets, rounded=True)
         rounded = kernel.rounds_window or kernel.store.rounded(0, 0, 0)
         return self._fragments(kernel.scratch, offsets, rounded)
 

@@ -7,7 +7,7 @@ reads a stage's input when the block's threads have met, and all that the others
 Nothing else orders the exchanges, and nothing else has to:
 - An input of a stage is memory of its own, and each of its channels is stored once, so what is sent
   never meets what lay there before, and a block may send before another has read the last result.
-- Every channel of every row of a piece is sent, of rows beyond the last pixel, too: how many bytes
+- Every channel of every row of a piece is sent, of pixels beyond the image, too: how many bytes
   come is known beforehand.
 - What is too narrow to be sent (single float16) is stored, and a barrier of the cluster shows it.
 - No block sends before all blocks of the cluster have begun and made their barriers (they meet once
@@ -144,7 +144,7 @@ class ClusterExchange:
                 first, end = piece.offset, piece.offset + piece.channels
                 own = max(0, min(end, (rank + 1) * n) - max(first, rank * n))
                 channels += piece.channels - own
-            counts.append(self._bytes_each * self._plan.tile.block_m * channels)
+            counts.append(self._bytes_each * self._plan.stages[index].pixels * channels)
         return pick(self._rank, counts)
 
 

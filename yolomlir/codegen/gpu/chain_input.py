@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from yolomlir.codegen.gpu.builder import TRUE, Argument, Bool, Buffer, Int, guard, select
-from yolomlir.codegen.gpu.chain_pixels import PixelMap
+from yolomlir.codegen.gpu.chain_pixels import PixelMap, Region
 from yolomlir.codegen.gpu.chain_window import Window, team_of
 from yolomlir.codegen.gpu.conv2d_load import copy_in
 from yolomlir.codegen.gpu.conv_problem import ConvProblem, Source
@@ -43,7 +43,7 @@ class WindowLoader:
 
     def __init__(
         self, window: Window, problem: ConvProblem, arguments: list[Argument], shared: Buffer,
-        thread: Int, threads: int, pixels: PixelMap, first_channel: Int | int = 0,
+        thread: Int, threads: int, pixels: PixelMap | Region, first_channel: Int | int = 0,
     ) -> None:  # fmt: skip
         self._window, self._shape = window, problem.shape
         self._arguments, self._shared = arguments, shared
@@ -129,21 +129,35 @@ class WindowLoader:
 class WindowReader:
     """Offsets of the fragments of the input in a window, for one warp.
 
-    first_row: of the warp's pixels in the tile, a multiple of 16 times how many fragments it has.
-    lane: of the warp; slice_: of the products of a step that this warp multiplies.
+    first_row: of the warp's pixels in the tile, a multiple of 16 times `fragments`, how many it
+    has. lane: of the warp; slice_: of the products of a step that this warp multiplies.
     """
 
-    def __init__(self, window: Window, first_row: Int, lane: Int, slice_: Int) -> None:
+    def __init__(
+        self, window: Window, first_row: Int, fragments: int, lane: Int, slice_: Int
+    ) -> None:
         self._window, self._slice = window, slice_
         row = first_row + lane % 16
         self._half = lane // 16
-        self._start = (row // window.columns) * window.pixel(window.columns)
-        self._start = self._start + (row % window.columns) * window.pitch
-        self._bases: dict[tuple[tuple[int, ...], ...], Int] = {}
+        self._fragments = fragments
+        self._starts: list[Int] = []
+        if window.columns & (window.columns - 1) == 0:  # fragments are a constant distance apart
+            self._starts = [self._pixel(row)]
+        else:
+            count = window.rows * window.columns
+            rows = [row + 16 * i for i in range(fragments)]
+            # Rows beyond the last pixel read that one, which is there.
+            self._starts = [self._pixel(select(r < count, r, count - 1)) for r in rows]
+        self._bases: dict[tuple[tuple[int, ...], ...], list[Int]] = {}
 
-    def offset(self, firsts: Sequence[int]) -> Int:
-        """Of a lane's row of 16 bytes in a product. firsts: elements of K where the product begins,
-        for each slice."""
+    def _pixel(self, row: Int) -> Int:
+        window = self._window
+        start = (row // window.columns) * window.pixel(window.columns)
+        return start + (row % window.columns) * window.pitch
+
+    def offsets(self, firsts: Sequence[int]) -> list[Int]:
+        """Of a lane's row of 16 bytes in a product, for each fragment. firsts: elements of K where
+        the product begins, for each slice."""
         chunk = self._window.shape.element.chunk
         places = [
             tuple(self._window.element(first + half * chunk) for half in (0, 1)) for first in firsts
@@ -151,8 +165,12 @@ class WindowReader:
         least = places[0][0]
         pattern = tuple(tuple(place - least for place in pair) for pair in places)
         if pattern not in self._bases:
-            self._bases[pattern] = self._start + self._choose(pattern)
-        return self._bases[pattern] + least
+            chosen = self._choose(pattern)
+            self._bases[pattern] = [start + chosen for start in self._starts]
+        bases = [base + least for base in self._bases[pattern]]
+        if len(bases) == self._fragments:
+            return bases
+        return [bases[0] + self._window.pixel(16 * i) for i in range(self._fragments)]
 
     def _choose(self, pattern: tuple[tuple[int, ...], ...]) -> Int:
         """What a lane adds: by its slice of K and by which half of a product it reads."""
@@ -160,10 +178,6 @@ class WindowReader:
         if len(gaps) == 1:
             return pick(self._slice, [p[0] for p in pattern]) + self._half * gaps.pop()
         return pick(self._slice * 2 + self._half, [v for pair in pattern for v in pair])
-
-    def fragment(self, number: int) -> int:
-        """Distance from the warp's first fragment (16 pixels) to another."""
-        return self._window.pixel(16 * number)
 
 
 def pick(index: Int, values: Sequence[int]) -> Int:

@@ -1,4 +1,5 @@
-"""Which output pixels a block of a chain computes: a run of them, or a rectangle.
+"""Which pixels a block of a chain computes: a run of the output's, or a rectangle; for a stage that
+a later one reads a window of, a region around it.
 
 Every place of a chain that reads or writes global memory by pixel asks this map, so none of them
 knows how pixels are divided among blocks.
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from yolomlir.codegen.gpu.builder import TRUE, Bool, Int
 from yolomlir.codegen.gpu.chain_tile import ChainPlan
+from yolomlir.codegen.gpu.chain_window import Window
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class PixelMap:
     """
 
     def __init__(self, plan: ChainPlan, block: Int) -> None:
-        shape, tile = plan.shape.first, plan.tile
+        shape, tile = plan.shape.last, plan.tile
         self._shape, self._plan = shape, plan
         self.first_pixel = self.image = self.top = self.left = Int.of(0)
         if not tile.rows:
@@ -65,4 +67,37 @@ class PixelMap:
         return Place((self.image * shape.out_h + y) * shape.out_w + x, bounds)
 
 
-__all__ = ["PixelMap", "Place"]
+class Region:
+    """The pixels of a stage whose result is the window of the next: those that `window` reads.
+
+    of: the pixels of that next stage. Some of the region lie outside the image, where the next
+    stage's padding is: they do not exist. Pixel `row` lies in the window at `offset(row)`.
+    """
+
+    def __init__(self, window: Window, of: PixelMap | Region) -> None:
+        self._window, shape = window, window.shape
+        self.image = of.image
+        self.top = of.top * shape.stride_h - shape.pad_top
+        self.left = of.left * shape.stride_w - shape.pad_left
+
+    @property
+    def count(self) -> int:
+        """Pixels of the region."""
+        return self._window.height * self._window.width
+
+    def at(self, row: Int) -> Place:
+        """The pixel of a row of the region; one of a row beyond its end does not exist."""
+        window, shape = self._window, self._window.shape
+        y, x = self.top + row // window.width, self.left + row % window.width
+        flat = (self.image * shape.height + y) * shape.width + x
+        return Place(flat, ((y, shape.height), (x, shape.width), (row, self.count)))
+
+    def offset(self, row: Int) -> Int:
+        """Elements from the start of the window to a pixel of the region."""
+        window, stride = self._window, self._window.shape.stride_w
+        y, x = row // window.width, row % window.width
+        place = (x % stride) * window.phase + x // stride
+        return y * window.row_pitch + place * window.pitch
+
+
+__all__ = ["PixelMap", "Place", "Region"]

@@ -1,12 +1,14 @@
 """What a `chain` dispatch computes, read off its linalg function: its stages and what links them.
 
-The first stage is any convolution; each later one is a 1x1 convolution of stride 1 whose input is
-put together, along its channels, from results of earlier stages and from arguments.
+The first stage is any convolution. Convolutions of several taps may follow it, each of which reads
+the whole result of the one before; nothing else reads that. Each later one is a 1x1 convolution of
+stride 1 whose input is put together, along its channels, from results of earlier stages and from
+arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from yolomlir.bindings import ir
@@ -17,6 +19,7 @@ from yolomlir.codegen.gpu.conv_problem import (
     Source,
     match_conv_input,
     natural_alignment,
+    require_zero_padding,
     vector_of,
 )
 from yolomlir.codegen.gpu.epilogue import Epilogue, match_epilogue_generic
@@ -81,9 +84,9 @@ class ChainProblem:
     depthwise: bool = False
 
     @property
-    def pixels(self) -> int:
-        """Of every stage's result."""
-        return self.first.shape.pixels
+    def inner(self) -> tuple[ConvShape, ...]:
+        """The stages of several taps behind the first."""
+        return tuple(stage.shape for stage in self.stages[1:] if stage.shape.taps > 1)
 
     def vector(self, number: int, channels: int) -> int:
         """Elements that one access (16 bytes or less) of so many channels of one may have."""
@@ -123,7 +126,12 @@ def match_chain(function: ir.Operation, *, precision: str) -> ChainProblem:
         refuse(roots[0], "begins with the convolution of an image")
     stages = [Stage(geometry, weight, found[0][1], (), found[0][2])]
     for root, epilogue, position in found[1:]:
-        stages.append(_stage(root, epilogue, position, numbers, parameters, rounded, geometry))
+        if shape(root.operands[1])[1:3] != (1, 1):
+            stages.append(_inner_stage(root, epilogue, position, numbers, stages))
+            continue
+        pixels = stages[-1].shape
+        stages.append(_stage(root, epilogue, position, numbers, parameters, rounded, pixels))
+    _require_inner_results(roots, stages)
     first = ConvProblem(geometry, sources, weight, found[0][1], parameters, 1, {})
     round_results = "yolo.round_result" in function.attributes
     return ChainProblem(first, tuple(stages), parameters, round_results, bool(depthwise))
@@ -189,6 +197,48 @@ def _stage(
     )  # fmt: skip
     pieces = _pieces(root, value, stages, parameters, rounded)
     return Stage(geometry, number, epilogue, pieces, result)
+
+
+def _inner_stage(
+    root: ir.Operation,
+    epilogue: Epilogue,
+    result: int | None,
+    numbers: Mapping[ir.Value, int],
+    stages: Sequence[Stage],
+) -> Stage:
+    """A later stage of several taps, which reads the result of the one before."""
+    before = len(stages) - 1
+    value, (top, left, _, _) = unpadded(root.operands[0])
+    if made_by(root.operands[0], "tensor.pad") is not None:
+        require_zero_padding(root, root.operands[0])
+    if numbers.get(value) != before or any(s.shape.taps == 1 for s in stages[1:]):
+        refuse(root, "is of several taps, and not of the first stage's result alone")
+    number = argument_number(root.operands[1])
+    if number is None:
+        refuse(root, "computes its weights")
+    first = stages[0].shape
+    if dtype_of(root.operands[1]) != first.dtype:
+        refuse(root, f"multiplies {dtype_of(root.operands[1])} after {first.dtype}")
+    batch, height, width, channels = shape(value)
+    _, out_h, out_w, out_channels = shape(root.results[0])
+    geometry = ConvShape(
+        batch, height, width, channels, out_h, out_w, out_channels,
+        *shape(root.operands[1])[1:3], *pair(root, "strides"), top, left, *pair(root, "dilations"),
+        source_vector=first.element.chunk, dtype=first.dtype,
+    )  # fmt: skip
+    return Stage(geometry, number, epilogue, (Piece(0, channels, stage=before),), result)
+
+
+def _require_inner_results(roots: Sequence[ir.Operation], stages: Sequence[Stage]) -> None:
+    """Results of other pixels than the last ones go to the next stage and nowhere else."""
+    inner = sum(stage.shape.taps > 1 for stage in stages[1:])
+    for index, (root, stage) in enumerate(zip(roots, stages, strict=True)):
+        if index < inner and stage.result is not None:
+            refuse(root, "has a result that is stored, and that a window is read of")
+        read = [piece.stage for piece in stage.pieces if piece.stage is not None]
+        read += [number - STAGE for number in stage.epilogue.element if number >= STAGE]
+        if any(other < inner and (index > inner or other != index - 1) for other in read):
+            refuse(root, "reads or adds a result that a window is read of")
 
 
 def _pieces(

@@ -27,7 +27,7 @@ from yolomlir.codegen.gpu.builder import (
     zero_of,
 )
 from yolomlir.codegen.gpu.chain_exchange import ClusterExchange, neighbours
-from yolomlir.codegen.gpu.chain_pixels import PixelMap
+from yolomlir.codegen.gpu.chain_pixels import PixelMap, Region
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Piece
 from yolomlir.codegen.gpu.chain_tile import ChainPlan, StagePlan, direct_stages
 from yolomlir.codegen.gpu.chain_window import Window
@@ -62,7 +62,7 @@ class ChainStore:
         window: Buffer,
         inputs: Sequence[Buffer | None],
         exchange: ClusterExchange,
-        pixels: PixelMap,
+        pixels: Sequence[PixelMap | Region],
         rank: Int,
         vectors_at_bytes: int,
         *,
@@ -141,10 +141,10 @@ class ChainStore:
         for index in range(1, len(self._plan.stages)):
             k, padded = self._problem.stages[index].shape.k, self._plan.stages[index].padded_k
             buffer = self._inputs[index]
-            if k == padded or buffer is None:
+            if k == padded or buffer is None or self._plan.window_of_stage(index) is not None:
                 continue
             count = padded - k
-            for item, exists in self._shares(self._plan.tile.block_m * count):
+            for item, exists in self._shares(self._plan.stages[index].m * count):
                 with guard(exists):
                     offset = (item // count) * self._plan.row(index) + (item % count + k)
                     buffer.store(offset, zero_of(buffer.dtype))
@@ -162,7 +162,7 @@ class ChainStore:
         per_row = piece.channels // piece.vector
         for copy, exists in self._shares(self._plan.tile.block_m * per_row):
             row, column = copy // per_row, (copy % per_row) * piece.vector
-            pixel = self._pixels.at(row)
+            pixel = self._pixels[index].at(row)
             with guard(exists):
                 copy_in(
                     buffer, row * self._plan.row(index) + column + piece.first,
@@ -202,7 +202,7 @@ class ChainStore:
             return self._runs_of_fragments(self._plan.stages[index])
         per_row = self._plan.stages[index].n // RUN
         runs = []
-        for item, exists in self._shares(self._plan.tile.block_m * per_row):
+        for item, exists in self._shares(self._plan.stages[index].m * per_row):
             run = select(exists, item, 0)
             runs.append(Run(run // per_row, (run % per_row) * RUN, exists))
         return runs
@@ -210,7 +210,7 @@ class ChainStore:
     def _runs_of_fragments(self, part: StagePlan) -> list[Run]:
         """The runs that a lane's sums are, in the order of `_fragment_sums`."""
         lane, warp = self._k.thread % 32, self._k.thread // 32
-        rows = self._plan.tile.block_m // part.warps_m
+        rows = part.m // part.warps_m
         columns = part.n // part.warps_n
         row = (warp % part.warps_m) * rows + lane // 4
         column = (warp // part.warps_m) * columns + (lane % 4) * RUN
@@ -231,7 +231,7 @@ class ChainStore:
         channels = self._problem.stages[index].shape.out_channels
         part = self._plan.stages[index]
         operand = self._k.arguments[number]
-        pixel = self._pixels.at(run.row)
+        pixel = self._pixels[index].at(run.row)
         channel = self._rank * part.n + run.column
         inside = pixel.exists()
         width = min(RUN, self._problem.vector(number, channels))
@@ -306,7 +306,7 @@ class ChainStore:
     def _sum(self, part: StagePlan, run: Run) -> list[ir.Value]:
         """A run's sum over the slices of K, in their order."""
         length = part.staged_row
-        size = self._plan.tile.block_m * length
+        size = part.m * length
         start = run.row * length + run.column
         total = self.staged.load_vector(start, RUN)
         for i in range(1, part.warps_k):
@@ -342,7 +342,7 @@ class ChainStore:
         source = self._problem.first.sources[0]
         operand = self._k.arguments[source.argument]
         pixel = pixel_at(
-            self._pixels.at(run.row).flat, shape, self._plan.tile.block_m, use_mask=False
+            self._pixels[0].at(run.row).flat, shape, self._plan.tile.block_m, use_mask=False
         )
         channel = self._rank * part.n + run.column
         width = min(RUN, shape.source_vector)
@@ -383,7 +383,7 @@ class ChainStore:
             self._channel(index, run),
         )
         output = self._k.arguments[result]
-        pixel = self._pixels.at(run.row)
+        pixel = self._pixels[index].at(run.row)
         width = min(RUN, self._problem.vector(result, channels))
         if self._problem.round_results:
             values = [instructions.from_bits(instructions.round_to_tf32(v)) for v in values]
@@ -403,13 +403,25 @@ class ChainStore:
         channel = self._channel(index, run)
         if not self._exact and self._element is FLOAT32:
             values = [instructions.from_bits(instructions.round_to_tf32(v)) for v in values]
+        region, there = self._pixels[index], run.exists
+        if isinstance(region, Region):  # the next stage's padding is zeros, not what this one gives
+            image = region.at(run.row).exists()
+            zero = arith.constant(values[0].type, 0.0)
+            values = [select_float(image, v, zero) for v in values]
+            if self._plan.stages[index].m > region.count:
+                there = there & (run.row < region.count)
         for later, piece in readers:
             width = neighbours(piece)
             for i in range(0, RUN, width):
                 within = channel + i - piece.offset
-                offset = run.row * self._plan.row(later) + within + piece.first
-                with guard(run.exists & (within < piece.channels)):
+                offset = self._row_in(index, later, run.row) + within + piece.first
+                with guard(there & (within < piece.channels)):
                     self._exchange.store(later, offset, values[i : i + width])
+
+    def _row_in(self, index: int, later: int, row: Int) -> Int:
+        """Where a pixel of a stage's result begins in the input of a later stage."""
+        region = self._pixels[index]
+        return region.offset(row) if isinstance(region, Region) else row * self._plan.row(later)
 
 
 def _fragment_sums(sums: Fragments) -> list[list[ir.Value]]:

@@ -6,6 +6,10 @@ of the next stage in its shared memory and streams only its own part of the weig
 
 The pixels are a run of those of the output, whose inputs come a step of K at a time, or a rectangle
 of them (`rows`), whose inputs come at once as a window (`chain_window.py`).
+
+Where several stages in a row have more than one tap, each but the first reads a window of the
+result before it, and a block computes that result for all pixels of the window: a region larger
+than the rectangle by the border that the taps need, which blocks beside each other compute twice.
 """
 
 from __future__ import annotations
@@ -43,18 +47,25 @@ class ChainShape:
     """What a tile depends on. first: the first stage; later: (K, N) of the 1x1 stages after it.
 
     kept: stages whose result a later one adds, which keep it in registers until then. depthwise:
-    the first stage convolves each channel alone.
+    the first stage convolves each channel alone. inner: those of the later stages that have several
+    taps; they follow the first stage at once, each reads the result of the one before and no more.
     """
 
     first: ConvShape
     later: tuple[tuple[int, int], ...]
     kept: tuple[int, ...] = ()
     depthwise: bool = False
+    inner: tuple[ConvShape, ...] = ()
 
     @property
     def element(self) -> Element:
         """The type of what is multiplied, and of what goes from stage to stage."""
         return self.first.element
+
+    @property
+    def last(self) -> ConvShape:
+        """The last stage of several taps: its pixels are those of the chain's results."""
+        return self.inner[-1] if self.inner else self.first
 
     def sizes(self) -> list[tuple[int, int]]:
         """(K, N) of every stage."""
@@ -63,10 +74,10 @@ class ChainShape:
 
     def stage(self, index: int) -> ConvShape:
         """A stage as a convolution."""
-        if index == 0:
-            return self.first
+        if index <= len(self.inner):
+            return (self.first, *self.inner)[index]
         k, n = self.later[index - 1]
-        f = self.first
+        f = self.last
         return ConvShape(
             f.batch, f.out_h, f.out_w, k, f.out_h, f.out_w, n, 1, 1,
             source_vector=f.element.chunk, dtype=f.dtype,
@@ -103,6 +114,7 @@ class StagePlan:
     n: channels of a block, a multiple of 8. block_k: of a step; steps: how many, none where there
     are no matrix products; last: products (of k_step) of the last one. warps_m x warps_n x warps_k
     divide pixels, channels, and the products of a step; they may be fewer than the block's warps.
+    m: rows of products, a multiple of 16 warps_m; pixels: how many of them there are.
     """
 
     n: int
@@ -112,7 +124,9 @@ class StagePlan:
     warps_m: int
     warps_n: int
     warps_k: int
-    k_step: int = 8
+    k_step: int
+    m: int
+    pixels: int
 
     @property
     def staged_row(self) -> int:
@@ -136,8 +150,9 @@ class ChainPlan:
 
     ring: elements of each buffer of the ring. staging: floats of the partial sums. inputs: elements
     of each later stage's input. vector_bytes: of the channel vectors (one a stage is assumed where
-    tiles are chosen), and of the weights of a depthwise first stage. window: of the first stage's
-    input; it shares its memory with the partial sums.
+    tiles are chosen), and of the weights of a depthwise first stage. windows: of the first stage's
+    input, which shares its memory with the partial sums, and of the input of each of the `inner`
+    stages; none where the input comes by steps.
     """
 
     tile: ChainTile
@@ -147,7 +162,12 @@ class ChainPlan:
     staging: int
     inputs: tuple[int, ...]
     vector_bytes: int
-    window: Window | None = None
+    windows: tuple[Window, ...] = ()
+
+    @property
+    def window(self) -> Window | None:
+        """Of the first stage's input, if that comes as one."""
+        return self.windows[0] if self.windows else None
 
     @property
     def threads(self) -> int:
@@ -194,8 +214,8 @@ class ChainPlan:
     @property
     def rectangles(self) -> tuple[int, int]:
         """Rectangles that an image has down and across."""
-        first, tile = self.shape.first, self.tile
-        return -(-first.out_h // tile.rows), -(-first.out_w // tile.columns)
+        last, tile = self.shape.last, self.tile
+        return -(-last.out_h // tile.rows), -(-last.out_w // tile.columns)
 
     @property
     def clusters(self) -> int:
@@ -210,9 +230,14 @@ class ChainPlan:
         return self.tile.block_m if index == 0 and self.window is None else 0
 
     def row(self, index: int) -> int:
-        """Elements from one pixel to the next of the input of a later stage: an odd number of
-        16-byte chunks, so that the eight rows of an `ldmatrix` meet eight different banks."""
+        """Elements from one pixel to the next of the input of a later stage that is no window: an
+        odd number of 16-byte chunks, so that the eight rows of an `ldmatrix` meet eight different
+        banks."""
         return self.stages[index].padded_k + self.shape.element.chunk
+
+    def window_of_stage(self, index: int) -> Window | None:
+        """The window that a stage reads, if it reads one."""
+        return self.windows[index] if index < len(self.windows) else None
 
     def loader_tile(self, index: int) -> ConvTile:
         """The tile by which a stage's operands are loaded."""
@@ -227,11 +252,15 @@ class ChainPlan:
 def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = None) -> ChainPlan:
     """Work a tile out. vectors: channel vectors a stage (default one)."""
     element = shape.element
-    stages = tuple(_stage(tile, *size, element) for size in shape.sizes())
+    windows = _windows(tile, shape) if tile.rows else ()
+    pixels = [w.height * w.width for w in windows[1:]]
+    pixels += [tile.block_m] * (1 + len(shape.later) - len(pixels))
+    sizes = zip(shape.sizes(), pixels, strict=True)
+    stages = tuple(_stage(tile, *size, element, count) for size, count in sizes)
     if shape.depthwise:
-        stages = (StagePlan(stages[0].n, element.k_step, 0, 0, 1, 1, 1), *stages[1:])
-    window = _window(tile, shape, stages[0]) if tile.rows else None
-    first = tile.block_m if window is None else 0
+        m = tile.block_m
+        stages = (StagePlan(stages[0].n, element.k_step, 0, 0, 1, 1, 1, 8, m, m), *stages[1:])
+    first = 0 if windows else tile.block_m
     loads = [first if index == 0 else 0 for index in range(len(stages))]
     pairs = list(zip(loads, stages, strict=True))
     steps = [(rows + s.n) * s.block_k for rows, s in pairs for _ in range(s.steps)]
@@ -240,14 +269,16 @@ def plan(tile: ChainTile, shape: ChainShape, vectors: tuple[int, ...] | None = N
     # Where a stage adds the result of another, which one is known to the kernel only.
     direct = (False,) * len(stages) if shape.kept else direct_stages(stages, tile.warps)
     staging = max(
-        s.warps_k * tile.block_m * s.staged_row if s.steps and not without else 0
+        s.warps_k * s.m * s.staged_row if s.steps and not without else 0
         for s, without in zip(stages, direct, strict=True)
     )
-    inputs = tuple(tile.block_m * (s.padded_k + element.chunk) for s in stages[1:])
+    plain = stages[max(1, len(windows)) :]
+    inputs = tuple(window.size for window in windows[1:])
+    inputs += tuple(s.m * (s.padded_k + element.chunk) for s in plain)
     counts = vectors or (1,) * len(stages)
     bytes_ = 4 * sum(s.n * count for s, count in zip(stages, counts, strict=True))
     bytes_ += element.bytes * stages[0].n * shape.first.taps if shape.depthwise else 0
-    return ChainPlan(tile, shape, stages, ring, staging, inputs, bytes_, window)
+    return ChainPlan(tile, shape, stages, ring, staging, inputs, bytes_, windows)
 
 
 def direct_stages(
@@ -268,16 +299,24 @@ def direct_stages(
     for _ in pairs:  # one may end another
         for earlier, later in pairs:
             a, b = stages[earlier], stages[later]
-            alike = (a.n, a.warps_m, a.warps_n) == (b.n, b.warps_m, b.warps_n)
+            alike = (a.n, a.warps_m, a.warps_n, a.m) == (b.n, b.warps_m, b.warps_n, b.m)
             if not (direct[earlier] and direct[later] and alike):
                 direct[earlier] = direct[later] = False
     return tuple(direct)
 
 
-def _window(tile: ChainTile, shape: ChainShape, stage: StagePlan) -> Window:
-    """What a block reads: every channel, or those of its own part where each goes alone."""
-    channels = stage.n if shape.depthwise else shape.first.in_channels
-    return window_of(shape.first, tile.rows, tile.columns, channels, padded=not shape.depthwise)
+def _windows(tile: ChainTile, shape: ChainShape) -> tuple[Window, ...]:
+    """What the first stage and the inner ones read, from the last of them on: its outputs are the
+    tile's, and what one reads is what the one before computes."""
+    rows, columns = tile.rows, tile.columns
+    found: list[Window] = []
+    for conv in reversed((shape.first, *shape.inner)):
+        channels = conv.in_channels
+        if shape.depthwise:  # each channel goes alone: only those of the block's own part
+            channels = part_of(conv.out_channels, tile.cluster_n)
+        found.append(window_of(conv, rows, columns, channels, padded=not shape.depthwise))
+        rows, columns = found[-1].height, found[-1].width
+    return tuple(reversed(found))
 
 
 def part_of(channels: int, blocks: int) -> int:
@@ -286,37 +325,41 @@ def part_of(channels: int, blocks: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _stage(tile: ChainTile, k: int, n: int, element: Element) -> StagePlan:
+def _stage(tile: ChainTile, k: int, n: int, element: Element, pixels: int) -> StagePlan:
     part, k_step = part_of(n, tile.cluster_n), element.k_step
     row_bytes, most = element.bytes * part, 1024 * tile.step_kib
     block_k = 16 * k_step
     while block_k > k_step and (row_bytes * block_k > most or block_k >= 2 * k):
         block_k //= 2
     products = (block_k // k_step, -(-k // k_step))
-    warps_m, warps_n, warps_k = _divide(tile.block_m, tile.warps, part, *products)
+    warps_m, warps_n, warps_k = _divide(pixels, tile.warps, part, *products)
     steps = -(-k // block_k)
     rest = k - (steps - 1) * block_k
     last = -(-rest // (k_step * warps_k)) * warps_k
-    return StagePlan(part, block_k, steps, last, warps_m, warps_n, warps_k, k_step)
+    m = 16 * warps_m * -(-pixels // (16 * warps_m))
+    return StagePlan(part, block_k, steps, last, warps_m, warps_n, warps_k, k_step, m, pixels)
 
 
 @lru_cache(maxsize=4096)
-def _divide(block_m: int, warps: int, n: int, step: int, every: int) -> tuple[int, int, int]:
+def _divide(pixels: int, warps: int, n: int, step: int, every: int) -> tuple[int, int, int]:
     """The division of a stage among warps that costs a warp the fewest cycles.
 
-    step: products along K of a step; every: of all of K.
+    step: products along K of a step; every: of all of K. Pixels that are no power of two are those
+    of a region, whose rows may go to warps unevenly: the last ones then have rows of no pixel.
     """
     best, least = (1, 1, 1), float("inf")
-    rows, columns = block_m // 16, n // 8
+    rows, columns = -(-pixels // 16), n // 8
     over_m = [w for w in (1, 2, 4, 8) if rows % w == 0]
+    if pixels & (pixels - 1):
+        over_m = [w for w in range(1, warps + 1) if w <= rows and -(-rows // w) * (w - 1) < rows]
     over_n = [w for w in range(1, warps + 1) if columns % w == 0]
     over_k = [w for w in (1, 2, 4, 8) if step % w == 0]
     for warps_m, warps_n, warps_k in product(over_m, over_n, over_k):
-        r, c = rows // warps_m, columns // warps_n
+        r, c = -(-rows // warps_m), columns // warps_n
         if warps_m * warps_n * warps_k > warps or 4 * r * c > _MAX_ACCUMULATORS:
             continue
         chain = max(8 * r * c + 2 * r + c, 18)
-        cycles = -(-every // warps_k) * chain + warps_k * block_m * n / (8 * warps)
+        cycles = -(-every // warps_k) * chain + warps_k * pixels * n / (8 * warps)
         if cycles < least:
             best, least = (warps_m, warps_n, warps_k), cycles
     return best
@@ -334,6 +377,8 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         return "slots must be at least 2, step_kib at least 1"
     if tile.rows and (reason := _window_objection(tile, shape)) is not None:
         return reason
+    if shape.inner and (reason := _inner_objection(tile, shape)) is not None:
+        return reason
     if any((tile.cluster_n - 1) * part_of(n, tile.cluster_n) >= n for _, n in shape.sizes()):
         return f"cluster_n = {tile.cluster_n} leaves a block without channels"
     p = plan(tile, shape)
@@ -344,7 +389,7 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
     copies += p.window.copies(threads) if p.window else 0
     for index, stage in enumerate(p.stages):
         convolution = shape.stage(index)
-        runs = -(-tile.block_m * stage.n // (4 * threads))
+        runs = -(-stage.m * stage.n // (4 * threads))
         kept += runs if index in shape.kept else 0
         gathers = not stage.steps and p.window is None
         most = _most_gathered(threads, shape) if gathers else _MAX_RUNS
@@ -352,7 +397,7 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
             return f"{runs} runs a thread in an epilogue; at most {most}"
         if not stage.steps:
             continue
-        r, c = tile.block_m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
+        r, c = stage.m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
         if 4 * r * c > limit:
             return f"{4 * r * c} accumulators a thread; at most {limit}"
         count = sum(stage.products(step) for step in range(stage.steps))
@@ -387,6 +432,21 @@ def _window_objection(tile: ChainTile, shape: ChainShape) -> str | None:
     return None
 
 
+def _inner_objection(tile: ChainTile, shape: ChainShape) -> str | None:
+    """Why the inner stages cannot be computed."""
+    if not tile.rows:
+        return "rows = 0 leaves no window to a second stage of several taps"
+    if shape.depthwise:
+        return "a depthwise stage is followed by 1x1 convolutions only"
+    if any(index < len(shape.inner) for index in shape.kept):
+        return "a result of more pixels than the last one is not kept for an addition"
+    chunk = shape.element.chunk
+    for conv in shape.inner:
+        if conv.in_channels % chunk:
+            return f"a window's pixels are chunks of 16 bytes, not {conv.in_channels} channels"
+    return None
+
+
 def _most_gathered(threads: int, shape: ChainShape) -> int:
     """Runs of a depthwise stage that reads its taps from global memory: ptxas has those of all runs
     on their way at once. With more, some of YOLO26's chains spill registers."""
@@ -398,7 +458,7 @@ def _most_gathered(threads: int, shape: ChainShape) -> int:
 
 def tile_space(shape: ChainShape, target: Target, precision: str) -> Iterator[ChainTile]:
     """Every candidate worth considering, all legal, in a fixed order."""
-    for block_m in (16, 32, 64, 128, 256):
+    for block_m in (16, 32, 64, 128, 256) if not shape.inner else ():
         for cluster_n in (1, 2, 4, 8):
             for warps in (4, 8, 16):
                 for step_kib in (8, 16, 32):
@@ -470,7 +530,7 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
     if p.window is not None:  # no product begins before all of it is there
         worked += bytes_ * p.window.loaded * sharing / port
     for index, (stage, (k, _)) in enumerate(zip(p.stages, shape.sizes(), strict=True)):
-        elements = tile.block_m * stage.n / p.threads
+        elements = stage.m * stage.n / p.threads
         queue = max(1.0, sharing * tile.warps / 8)
         exchange = _EXCHANGE if tile.cluster_n > 1 and index < len(shape.later) else 0.0
         if not stage.steps:
@@ -479,12 +539,12 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
             continue
         rows = p.loaded_rows(index)
         copied += bytes_ * k * (rows + stage.n)
-        r, c = tile.block_m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
+        r, c = stage.m // 16 // stage.warps_m, stage.n // 8 // stage.warps_n
         count = -(-k // (k_step * stage.warps_k))
         used = stage.warps_m * stage.warps_n * stage.warps_k
         issue = count * (3 * r + 2 * c + 2 * r * c * products) * max(2.5, sharing * used / 4)
         issue = max(issue, count * products * (18 if r * c < 4 else 5 * r * c))
-        tensor = sharing * tile.block_m * stage.n * k * products / (peak * k_step / 8)
+        tensor = sharing * stage.m * stage.n * k * products / (peak * k_step / 8)
         epilogue = _EPILOGUE + elements * (14 + 2 * stage.warps_k) * queue
         waits = 1 if p.resident else stage.steps
         worked += max(issue, tensor) + waits * _STEP + epilogue + exchange

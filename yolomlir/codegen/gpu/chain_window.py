@@ -108,10 +108,13 @@ def window_of(shape: ConvShape, rows: int, columns: int, channels: int, *, padde
 
 
 def _conflicts(window: Window) -> int:
-    """How many of the eight pixels of a matrix share a bank with another."""
-    chunk = window.shape.element.chunk
-    banks = {window.pixel(i) // chunk % _BANK_CHUNKS for i in range(_BANK_CHUNKS)}
-    return _BANK_CHUNKS - len(banks)
+    """How many of the eight pixels of a matrix share a bank with another, over all matrices."""
+    chunk, pixels = window.shape.element.chunk, window.rows * window.columns
+    conflicts = 0
+    for first in range(0, pixels, _BANK_CHUNKS):
+        matrix = range(first, min(first + _BANK_CHUNKS, pixels))
+        conflicts += len(matrix) - len({window.pixel(i) // chunk % _BANK_CHUNKS for i in matrix})
+    return conflicts
 
 
 @lru_cache(maxsize=4096)

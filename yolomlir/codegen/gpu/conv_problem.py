@@ -172,7 +172,7 @@ def match_conv_input(
     padded, weight, _ = root.operands
     value, (top, left, _, _) = unpadded(padded)
     if made_by(padded, "tensor.pad") is not None:
-        _require_zero_padding(root, padded)
+        require_zero_padding(root, padded)
     weight_number = argument_number(weight)
     if weight_number is None:
         raise _refusal(root, "computes its weights")
@@ -218,7 +218,8 @@ def vector_of(parameter: Parameter, *counts: int) -> int:
     return min(aligned, *(element.widest(count) for count in counts))
 
 
-def _require_zero_padding(root: ir.Operation, padded: ir.Value) -> None:
+def require_zero_padding(root: ir.Operation, padded: ir.Value) -> None:
+    """Raises UnsupportedError where a convolution's input is padded with something else than 0."""
     pad = made_by(padded, "tensor.pad")
     if pad is None:
         return
