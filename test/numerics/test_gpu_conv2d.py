@@ -19,6 +19,7 @@ from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
 from yolomlir.compiler import CompileOptions, emit
 from yolomlir.frontend import network
 from yolomlir.frontend.checkpoint import Checkpoint
+from yolomlir.runtime.packing import packed
 from yolomlir.simulator.report import SimulationReport
 from yolomlir.simulator.simulate import simulate
 from yolomlir.target import Target, target_named
@@ -75,7 +76,8 @@ def run(
     flat: list[Any] = []
     for x in activations:
         flat += spread(x, case.extra_pitch, 255 if case.image else np.nan)
-    flat += [weights.reshape(-1), operands.bias]
+    order = kernel.launch.parameters[len(activations)].packed
+    flat += [packed(weights, order).reshape(-1), operands.bias]
     if operands.residual is not None:
         flat += spread(operands.residual, case.extra_pitch, np.nan)
     y, pitch = spread(

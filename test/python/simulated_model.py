@@ -14,6 +14,7 @@ from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.kernel import Kernel
 from yolomlir.codegen.gpu.program import _check_alignment, _pack_weights, generate_kernels
 from yolomlir.frontend.checkpoint import Checkpoint
+from yolomlir.runtime.packing import packed
 from yolomlir.runtime.plan import Step, View
 from yolomlir.simulator.simulate import simulate
 from yolomlir.target import target_named
@@ -50,9 +51,10 @@ class Simulated(Interpreted):
     def _run(self, step: Step, arena: np.ndarray) -> list[np.ndarray]:
         kernel = self._kernels[step.kernel]
         arguments: list[Any] = []
-        for argument in step.arguments:
+        for argument, parameter in zip(step.arguments, kernel.launch.parameters, strict=False):
             if argument.view is None:
-                arguments.append(self._packed[str(argument.weight)].reshape(-1))
+                values = self._packed[str(argument.weight)]
+                arguments.append(packed(values, parameter.packed).reshape(-1))
             else:
                 arguments += [_region(arena, argument.view)[0], argument.view.pitch]
         outputs, regions = {}, []

@@ -42,7 +42,7 @@ def random_tiles(shape: ConvShape, count: int, seed: int) -> ConvTiles:
         "block_m": (16, 32, 48, 64, 128, 256), "block_n": (8, 16, 24, 40, 64, 80, 128),
         "block_k": (8, 16, 24, 32, 64, 128, 256), "warps_m": (1, 2, 3, 4, 8),
         "warps_n": (1, 2, 4, 5), "warps_k": (1, 2, 4, 8), "stages": (1, 2, 3, 4, 6, 8),
-        "cluster_k": (1, 2, 3, 4, 8),
+        "cluster_k": (1, 2, 3, 4, 8), "cluster_m": (0, 0, 0, 1, 2, 3, 4),
     }  # fmt: skip
     columns = {
         field.name: random.choice(values.get(field.name, (0, 1)), count)

@@ -29,6 +29,8 @@ Floats = NDArray[np.float64]
 
 _CLOCK_HZ = {"sm_80": 1.41e9, "sm_86": 1.70e9, "sm_89": 2.52e9, "sm_90": 1.755e9, "sm_120": 2.51e9}
 """Published boost clocks of the GPUs of `target.TARGETS`; an H200's is what it keeps under load."""
+_SHARING = 0.25
+"""Of a cluster's cycles what sharing weights takes: its launch as one. A guess, not measured."""
 _SCHEDULERS = 4
 """Of a multiprocessor; a warp uses one, and a quarter of the tensor cores."""
 
@@ -163,7 +165,7 @@ class Features:
         converted = shape.source_vector == 0
         # What the kernel is likely to use; the assembler keeps it within what a block may have.
         registers = 40 + t.warp_m * t.warp_n // 32 + t.warp_m // 4 + t.warp_n // 4
-        bytes_ = shape.element.bytes
+        bytes_, sharers = shape.element.bytes, np.maximum(t.cluster_m, 1)
         once = bytes_ * (shape.pixels * (shape.in_channels + shape.out_channels))
         columns = {
             "blocks": t.blocks,
@@ -184,11 +186,14 @@ class Features:
             "stages": t.stages,
             "products": np.full(size, 3 if precision == "fp32" else 1),
             "stage_bytes": bytes_ * (t.block_m + t.block_n) * t.block_k,
-            "copied": (t.block_m + t.block_n) * t.block_k / max(1, shape.source_vector),
+            "fetched_bytes": bytes_ * (t.block_m + t.block_n / sharers) * t.block_k,
+            "copied": (t.block_m + t.block_n * (t.cluster_m == 0))
+            * t.block_k
+            / max(1, shape.source_vector),
             "outputs": t.block_m * t.block_n,
             "conversion": 6 * t.block_k * -(-t.block_m // (32 * t.warps)) * int(converted),
             "staged": t.is_staged,
-            "clustered": t.cluster_k > 1,
+            "clustered": (t.cluster_k > 1) + _SHARING * (t.cluster_m > 1),
             "unrolled": t.unrolled,
             "log_release_early": t.release_early,
             "log_unroll": (t.unroll > 0) & (t.k_tiles > t.stages),
@@ -340,8 +345,10 @@ def _tensor_cycles(f: Features, c: Constants, device: Device, queue: Floats) -> 
 def _copy_cycles(
     f: Features, c: Constants, device: Device, busy: Floats, side_by_side: Floats
 ) -> Floats:
-    rate = np.minimum(c.port_bytes, c.l2_bytes * device.multiprocessors / busy)
-    return f.stage_bytes * side_by_side / rate
+    # What blocks of a cluster share leaves L2 once, but comes to each.
+    rate = c.l2_bytes * device.multiprocessors / busy
+    arriving = f.stage_bytes * side_by_side / c.port_bytes
+    return np.maximum(arriving, f.fetched_bytes * side_by_side / rate)
 
 
 def _instructions(f: Features, c: Constants) -> Floats:

@@ -19,6 +19,7 @@ from yolomlir.autotune.workload import Case, Workload
 from yolomlir.codegen.build_plan import ITEM_BYTES, Footprint
 from yolomlir.codegen.gpu.kernel import Launch as KernelLaunch
 from yolomlir.diagnostics import InternalError
+from yolomlir.runtime.packing import Order, packed
 from yolomlir.runtime.plan import Step, View
 
 logger = logging.getLogger(__name__)
@@ -114,8 +115,9 @@ class CudaMeasure:
         self._arenas: dict[tuple[bool, bool], int] = {}
         self._rows: dict[str, int] = {}
         self._warm = False
-        self._weights: dict[str, int] = {}
-        self._packed: dict[str, int] = {}
+        self._weights: dict[tuple[str, Order], int] = {}
+        self._packed: dict[tuple[str, Order], int] = {}
+        self._network_weights: dict[str, NDArray[Any]] = {}
         self._workspaces: dict[tuple[str, int], int] = {}
         self._modules: dict[tuple[str, str], tuple[Any, Any]] = {}
         self._references: dict[str, list[NDArray[Any]]] = {}
@@ -155,13 +157,24 @@ class CudaMeasure:
             self._rows[layer] = memory.address
         return self._rows[layer]
 
-    def _weight(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-        if name not in self._weights:
-            values = _exact(shape, name, 2.0**-6).astype(dtype)
-            memory = self._allocate(values.nbytes)
-            memory.upload(values)
-            self._weights[name] = memory.address
-        return self._weights[name]
+    def _weight(self, name: str, order: Order) -> int:
+        """The address of a weight's substitute, exact products of which do not round."""
+        if (name, order) not in self._weights:
+            like = self._workload.weights[name]
+            values = _exact(tuple(like.shape), name, 2.0**-6).astype(like.dtype)
+            self._weights[name, order] = self._uploaded(values, order)
+        return self._weights[name, order]
+
+    def _network_weight(self, name: str, order: Order) -> int:
+        """The address of the model's own weight."""
+        if (name, order) not in self._packed:
+            self._packed[name, order] = self._uploaded(self._network_weights[name], order)
+        return self._packed[name, order]
+
+    def _uploaded(self, values: NDArray[Any], order: Order) -> int:
+        memory = self._allocate(values.nbytes)
+        memory.upload(np.ascontiguousarray(packed(values, order)))
+        return int(memory.address)
 
     # ---- launches ---------------------------------------------------------------------------
 
@@ -193,7 +206,7 @@ class CudaMeasure:
         shared = self._arena(smooth=False, dtype="float32")
         results = shared if network else self._results.address
         arguments: list[Any] = []
-        for argument in step.arguments:
+        for argument, parameter in zip(step.arguments, kernel.parameters, strict=False):
             if argument.view is not None:
                 dtype = argument.view.dtype
                 inputs = shared if network else self._arena(smooth=smooth, dtype=dtype)
@@ -201,8 +214,8 @@ class CudaMeasure:
                     inputs = self._ranked(step.layer, argument.view) - argument.view.offset_bytes
                 arguments += _view(inputs, argument.view)
             else:
-                name = str(argument.weight)
-                at = self._packed[name] if network else self._exact_weight(name)
+                weight = self._network_weight if network else self._weight
+                at = weight(str(argument.weight), parameter.packed)
                 arguments.append(ctypes.c_uint64(at))
         for view in step.results:
             arguments += _view(results, view)
@@ -212,10 +225,6 @@ class CudaMeasure:
             self._function(built), kernel.grid, kernel.block, kernel.shared_bytes, arguments,
             kernel.programmatic, depends, step.layer,
         )  # fmt: skip
-
-    def _exact_weight(self, name: str) -> int:
-        values = self._workload.weights[name]
-        return self._weight(name, tuple(values.shape), values.dtype)
 
     def _workspace(self, layer: str, size_bytes: int) -> int:
         """Zeroed scratch that belongs to one size and launch; kernels leave it as they found it."""
@@ -324,16 +333,13 @@ class CudaMeasure:
             graph.destroy()
 
     def _pack(self, chosen: Mapping[str, Built]) -> None:
-        if self._packed:
+        if self._network_weights:
             return
         from yolomlir.codegen.gpu.program import _pack_weights
 
         launches = {name: _launch_of(built) for name, built in chosen.items()}
-        weights = _pack_weights(self._workload.plan, launches, self._workload.weights)
-        for name, values in weights.items():
-            memory = self._allocate(values.nbytes)
-            memory.upload(np.ascontiguousarray(values))
-            self._packed[name] = memory.address
+        plan, weights = self._workload.plan, self._workload.weights
+        self._network_weights = _pack_weights(plan, launches, weights)
 
     def _time(self, graph: Any, samples: int, launches: int) -> Timing:
         """Events around a few replays each; the first ones only warm up."""

@@ -20,7 +20,7 @@ from yolomlir.codegen.gpu import conv2d_kinds, conv2d_space
 from yolomlir.codegen.gpu.chain_tile import ChainTile
 from yolomlir.codegen.gpu.conv2d_kinds import Conv2dTile
 from yolomlir.codegen.gpu.conv2d_space import ConvTiles
-from yolomlir.codegen.gpu.conv2d_tile import ConvTile, block_ks, objection
+from yolomlir.codegen.gpu.conv2d_tile import SHARERS, ConvTile, block_ks, objection
 from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
 from yolomlir.codegen.gpu.epilogue import Epilogue
 from yolomlir.diagnostics import UnsupportedError, UserError
@@ -38,6 +38,8 @@ _MODULES = {"depthwise": "DepthwiseTile", "max_pool": "MaxPoolTile", "attention"
             "chain": "ChainTile"}  # fmt: skip
 _WITH_FLAGS = 64
 """Geometries of which every combination of flags is considered for the untuned choice."""
+_IN_BULK = 128
+"""Of the most promising tiles so many are considered with weights by bulk copies as well."""
 _VARIETY = 3
 """Candidates of one block size among the first ones: the model may be wrong about all of them."""
 _OPENING, _OF_KIND = 10, 2
@@ -148,6 +150,12 @@ def _gathered(problem: Problem, constants: Constants, count: int) -> list[tuple[
         return []
     us = predict_us(Features.of(tiles, precision), device, constants)
     tiles, us = _with_flags(tiles.where(np.argsort(us, kind="stable")[:count]), problem, constants)
+    first = tiles.where(np.argsort(us, kind="stable")[:_IN_BULK])
+    first = conv2d_space.in_bulk(first, problem.target, precision)
+    first = first.where(first.cluster_m > 0)
+    if len(first):
+        tiles = ConvTiles.concatenate([tiles, first])
+        us = np.append(us, predict_us(Features.of(first, precision), device, constants))
     order = [int(row) for row in np.argsort(us, kind="stable")[: 2 * count]]
     return [(float(us[row]), tiles.tile(row)) for row in order]
 
@@ -244,6 +252,9 @@ def _changes(tile: ConvTile, depths: tuple[int, ...]) -> Iterator[ConvTile]:
         for value in (getattr(tile, name) * 2, getattr(tile, name) // 2):
             if value >= 1:
                 yield change(**{name: value})
+    for sharers in (0, *SHARERS):
+        yield change(cluster_m=sharers)
+        yield change(cluster_m=sharers, stages=tile.stages + 1)
     for grown, shrunk in (("warps_k", "warps_m"), ("warps_k", "warps_n"), ("warps_m", "warps_n"),
                           ("warps_m", "warps_k"), ("warps_n", "warps_k"), ("warps_n", "warps_m"),
                           ("cluster_k", "warps_k"), ("warps_k", "cluster_k")):  # fmt: skip

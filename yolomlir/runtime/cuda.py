@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from yolomlir.diagnostics import InternalError, UserError
+from yolomlir.runtime import packing
 from yolomlir.runtime.artifact import Program
 from yolomlir.runtime.cuda_driver import (
     Context,
@@ -153,7 +154,8 @@ class CudaExecutor:
         return memory
 
     def _upload_weights(self, program: Program) -> dict[str, int]:
-        """Every weight in one allocation; its address by name."""
+        """Every weight in one allocation, in its kernel's order; its address by name."""
+        orders = packing.orders(program.plan, program.kernels)
         offsets: dict[str, int] = {}
         end = 0
         for name, tensor in program.weights.items():
@@ -161,7 +163,8 @@ class CudaExecutor:
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         memory = self._allocate(end, "weights")
         for name, tensor in program.weights.items():
-            memory.upload(np.ascontiguousarray(tensor), offsets[name])
+            values = packing.packed(tensor, orders.get(name, ()))
+            memory.upload(np.ascontiguousarray(values), offsets[name])
         return {name: memory.address + offset for name, offset in offsets.items()}
 
     def _address(self, view: View) -> int:

@@ -11,6 +11,7 @@ from yolomlir.bindings import ir
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.simulator import (  # noqa: F401  (their decoders register themselves)
     arith_ops,
+    bulk_copy,
     cast_ops,
     gpu_ops,
     llvm_ops,

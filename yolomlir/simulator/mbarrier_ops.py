@@ -29,6 +29,10 @@ _WAIT = re.compile(
     r"\{ \.reg \.pred done; wait: mbarrier\.try_wait\.parity\.acquire\.cluster\.shared::cta\.b64 "
     r"done, \[\$0\], (?P<parity>[01]); @!done bra\.uni wait; \}"
 )
+_WAIT_OF_PHASE = re.compile(
+    r"\{ \.reg \.pred done; wait: mbarrier\.try_wait\.parity\.shared::cta\.b64 "
+    r"done, \[\$0\], \$1; @!done bra\.uni wait; \}"
+)
 
 
 def _barrier_address(lanes: Lanes, pointer: Value, space: int, site: Any) -> Array:
@@ -80,6 +84,24 @@ def _arrive(op: Any, scope: Scope) -> Step:
     return step
 
 
+@operation("nvvm.mbarrier.arrive")
+def _arrive_plainly(op: Any, scope: Scope) -> Step:
+    relaxed = "relaxed" in op.attributes and "true" in str(op.attributes["relaxed"])
+    plain = len(op.operands) == 1 and not len(op.results) and not relaxed
+    if not plain or address_space(op.operands[0].type) != SHARED_CLUSTER:
+        raise InternalError("mbarrier.arrive of another form", where=scope.site.text())
+    pointer = scope.use(op.operands[0])
+    site = scope.site
+
+    def step(lanes: Lanes) -> None:
+        place = lanes.broadcast(lanes.registers[pointer])
+        one_thread(lanes, place, site, "mbarrier.arrive")
+        address = int(_barrier_address(lanes, place, SHARED_CLUSTER, site)[0])
+        lanes.machine.mbarriers.arrive_plainly(lanes, address, site)
+
+    return step
+
+
 @operation("nvvm.fence.mbarrier.init")
 def _publish(op: Any, scope: Scope) -> Step:
     del op, scope
@@ -98,6 +120,8 @@ def _assembly(op: Any, scope: Scope) -> Step | Control:
             return _send(op, scope, found)
         if (found := _WAIT.fullmatch(text)) is not None:
             return _wait(op, scope, int(found["parity"]))
+        if _WAIT_OF_PHASE.fullmatch(text) is not None:
+            return _wait(op, scope, None)
     raise InternalError(
         f"inline assembly is not simulated: {scope.site.text()}",
         where=scope.site.location,
@@ -143,18 +167,24 @@ def _words(lanes: Lanes, value: Value) -> Array:
     return np.asarray(lanes.active(pairs.view(np.uint32)[:, 0]))
 
 
-def _wait(op: Any, scope: Scope, parity: int) -> Control:
-    (pointer,) = scope.uses(list(op.operands))
+def _wait(op: Any, scope: Scope, parity: int | None) -> Control:
+    """parity: None where it is the second operand."""
+    pointer, *rest = scope.uses(list(op.operands))
     space = address_space(op.operands[0].type)
     site = scope.site
 
     def run(lanes: Lanes) -> Execution:
-        lanes.whole_warps(site, full=False)
         addresses = _barrier_address(lanes, lanes.registers[pointer], space, site)
+        wanted = parity
+        if wanted is None:
+            values = np.atleast_1d(lanes.active(lanes.registers[rest[0]]))
+            if (values != values[0]).any() or int(values[0]) not in (0, 1):
+                raise site.fault("barrier", f"waits for a phase of parity {np.unique(values)}")
+            wanted = int(values[0])
         if (addresses != addresses[0]).any():
             raise InternalError("a warp waits at several mbarriers", where=site.text())
         address = int(addresses[0])
         _touch(lanes, address, site)
-        yield from lanes.machine.mbarriers.wait(lanes, address, parity, site)
+        yield from lanes.machine.mbarriers.wait(lanes, address, wanted, site)
 
     return Control(run)

@@ -1,13 +1,16 @@
-"""Barriers in shared memory that count bytes (`mbarrier`), and the stores that they count.
+"""Barriers in shared memory that count bytes and arrivals (`mbarrier`), and what they count.
 
-What `st.async` stores is on its way until the phase of the receiver's barrier that counts it is
-complete; when that is, once all of it has been sent, is drawn at random. It is visible to whoever
-then waits at that barrier, and to those who meet the waiter later: the barrier releases what was
-stored through it, and nothing else that the senders did. In the clocks of `races.py` each barrier
-is therefore a warp of its own, the one that writes what arrives.
+What `st.async` stores, or a bulk copy brings, is on its way until the phase of the receiver's
+barrier that counts it is complete; when that is, once all of it has been sent, is drawn at random.
+It is visible to whoever then waits at that barrier, and to those who meet the waiter later: the
+barrier releases what was stored through it, and nothing else that the senders did. In the clocks of
+`races.py` each barrier is therefore a warp of its own, the one that writes what arrives.
 
-Modelled are barriers that one arrival with a count of bytes completes, waited for by parity, by
-whole warps.
+A plain arrival releases what its thread has met before (not what it did itself since it last met
+its warp), and a phase that arrivals alone complete is over at once.
+
+Modelled are phases waited for by parity: by whole warps where bytes come, by single threads, too,
+where only arrivals are counted. A phase must be waited for before the next but one ends.
 """
 
 from __future__ import annotations
@@ -48,7 +51,10 @@ class _Barrier:
     """One barrier. agent: the warp that stands for it in the clocks; maker: who initialised it.
 
     published: the maker's clock at its `fence.mbarrier_init`, None before. arrivals: how many are
-    missing in this phase. awaited: bytes that are expected in it, sent: those on their way.
+    missing in this phase. awaited: bytes that are expected in it, sent: those on their way. bytes:
+    whether any phase had some. joined: what arrivals of this phase have released (`seen`, `met`),
+    released: those of all phases that are over. loose: an arrival by another block in this phase,
+    passed: one in a phase that is over, which nobody has waited for.
     """
 
     agent: int
@@ -60,6 +66,11 @@ class _Barrier:
     phase: int = 0
     awaited: int = 0
     sent: int = 0
+    bytes: bool = False
+    joined: Array | None = None
+    released: Array | None = None
+    loose: Site | None = None
+    passed: Site | None = None
     stores: list[_Store] = field(default_factory=list)
 
     @property
@@ -104,16 +115,33 @@ class MemoryBarriers:
         if barrier.arrivals == 0:
             raise site.fault("barrier", f"too many arrivals at the mbarrier at byte {address}")
         barrier.awaited += expected
+        barrier.bytes = True
         barrier.arrivals -= 1
         self._check_excess(barrier, address, site)
+        self._machine.progress += 1
+
+    def arrive_plainly(self, lanes: Lanes, address: int, site: Site) -> None:
+        """`mbarrier.arrive`, by one thread, of any block of the cluster."""
+        barrier = self._find(address, site)
+        _, warps = lanes.active_threads()
+        self._check_met(barrier, address, warps, site)
+        if barrier.arrivals == 0:
+            raise site.fault("barrier", f"too many arrivals at the mbarrier at byte {address}")
+        clocks = self._machine.clocks
+        known = np.stack([clocks.seen[warps[0]], clocks.met[warps[0]]])
+        barrier.joined = known if barrier.joined is None else np.maximum(barrier.joined, known)
+        if address // self._machine.shared_stride != lanes.rank:
+            barrier.loose = site
+        barrier.arrivals -= 1
+        self._machine.progress += 1
+        if barrier.arrivals == 0 and not barrier.bytes:
+            self._finish(barrier)
 
     def send(
         self, lanes: Lanes, target: Array, data: Array, barrier_address: Array, site: Site
     ) -> None:
         """`st.async` of the active lanes: (lanes, bytes) to shared addresses (checked by now)."""
-        machine = self._machine
-        stride = machine.shared_stride
-        threads, warps = lanes.active_threads()
+        stride = self._machine.shared_stride
         strays = target // stride != barrier_address // stride
         if strays.any():
             lane = int(np.argmax(strays))
@@ -122,6 +150,20 @@ class MemoryBarriers:
                 f"stores to block {target[lane] // stride} of the cluster and counts the bytes in "
                 f"block {barrier_address[lane] // stride}",
             )
+        threads, warps = lanes.active_threads()
+        self.bring(threads, warps, target, data, barrier_address, site)
+
+    def bring(
+        self,
+        threads: Array,
+        warps: Array,
+        target: Array,
+        data: Array,
+        barrier_address: Array,
+        site: Site,
+    ) -> None:
+        """Put `data` (accesses, bytes) on its way; threads and warps: whose access each is."""
+        machine = self._machine
         granules = machine.shadow.granules(target, data.shape[1])
         machine.shadow.write(granules, threads, warps, site, asynchronous=True)
         for address in np.unique(barrier_address):
@@ -130,6 +172,7 @@ class MemoryBarriers:
             self._check_met(barrier, int(address), warps[mine], site)
             barrier.stores.append(_Store(site, target[mine], data[mine]))
             barrier.sent += int(mine.sum()) * data.shape[1]
+            barrier.bytes = True
             self._check_excess(barrier, int(address), site)
         machine.progress += 1
 
@@ -137,6 +180,8 @@ class MemoryBarriers:
         """Until the phase of that parity is complete, whose stores the active warps then see."""
         machine = self._machine
         barrier = self._find(address, site)
+        if barrier.bytes or barrier.awaited:
+            lanes.whole_warps(site, full=False)
         lanes.waiting_at = site
         while barrier.phase & 1 == parity:
             if barrier.complete and machine.random.random() >= _DELAY:
@@ -144,8 +189,9 @@ class MemoryBarriers:
                 break
             machine.progress += int(barrier.complete)
             yield
+        barrier.passed = None
         _, warps = lanes.active_threads()
-        machine.clocks.acquire_agent(np.unique(warps), barrier.agent)
+        machine.clocks.acquire_agent(np.unique(warps), barrier.agent, barrier.released)
 
     # ---- reports --------------------------------------------------------------------------------
 
@@ -158,13 +204,20 @@ class MemoryBarriers:
                 yield f"the mbarrier at shared byte {address}: {missing}"
 
     def check_end(self) -> None:
-        """No block may end with stores to it on their way. Raises for the first that does."""
+        """No block may end while others store to it or arrive at it. Raises for the first."""
         for address, barrier in self._barriers.items():
             for store in barrier.stores:
                 raise store.site.fault(
                     "race",
                     f"the block of the mbarrier at shared byte {address} ends without a wait for "
                     "what is stored here, which may arrive later",
+                )
+            site = barrier.loose or barrier.passed
+            if site is not None:
+                raise site.fault(
+                    "race",
+                    f"the block of the mbarrier at shared byte {address} does not wait for this "
+                    "arrival, and may end before it",
                 )
 
     # ---- parts ----------------------------------------------------------------------------------
@@ -183,6 +236,7 @@ class MemoryBarriers:
         seen = clocks.seen[warps, barrier.maker] >= barrier.made
         if barrier.published is not None:
             seen |= clocks.met[warps, barrier.maker] >= barrier.published
+            seen |= warps == barrier.maker
         if seen.all():
             return
         warp = int(warps[np.argmin(seen)])
@@ -211,6 +265,13 @@ class MemoryBarriers:
             granules = machine.shadow.granules(store.address, size)
             machine.shadow.land_by(granules, barrier.agent)
         barrier.stores = []
+        if barrier.joined is not None:
+            known = barrier.released
+            barrier.released = (
+                barrier.joined if known is None else np.maximum(known, barrier.joined)
+            )
+            barrier.joined = None
+        barrier.passed, barrier.loose = barrier.loose or barrier.passed, None
         barrier.awaited = barrier.sent = 0
         barrier.arrivals = barrier.count
         barrier.phase += 1

@@ -61,9 +61,14 @@ class Clocks:
         self.met[warps] = np.maximum(self.met[warps], released[1])
         self._raise_floor()
 
-    def acquire_agent(self, warps: Array, agent: int) -> None:
-        """From now on those warps see what the agent has written."""
+    def acquire_agent(self, warps: Array, agent: int, released: Array | None = None) -> None:
+        """From now on those warps see what the agent has written, and come after everything that
+        was `released` to it."""
         self.seen[warps, agent] = self.clock[agent]
+        if released is not None:
+            self.seen[warps] = np.maximum(self.seen[warps], released[0])
+            self.met[warps] = np.maximum(self.met[warps], released[1])
+            self._raise_floor()
 
     def _raise_floor(self) -> None:
         self.floor = int(self.seen[: self.warps, : self.warps].min())

@@ -8,11 +8,13 @@ dispatch's epilogue to the accumulators before it stores them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from yolomlir.bindings import arith, func, ir
 from yolomlir.codegen.gpu import instructions, products
 from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, KernelBuilder, guard, loop, select
+from yolomlir.codegen.gpu.bulk_weights import BulkRing, Route
 from yolomlir.codegen.gpu.chain import ChainKernel
 from yolomlir.codegen.gpu.chain_problem import match_chain
 from yolomlir.codegen.gpu.conv2d_exchange import PartialSums
@@ -71,13 +73,17 @@ class ConvKernel:
         self.element = problem.shape.element
         self.overlap = target.programmatic_launch
         self.exact = precision == "fp32"
+        order = tile.weight_order(problem.shape)
         self._builder = KernelBuilder(
             name,
-            problem.parameters,
+            [
+                dataclasses.replace(p, packed=order) if i == problem.weight else p
+                for i, p in enumerate(problem.parameters)
+            ],
             threads=tile.threads,
             shared_bytes=self._main_bytes() + tile.vector_bytes(len(problem.epilogue.channel)),
             location=location,
-            attributes=_cluster_attribute(tile.cluster_k),
+            attributes=_cluster_attribute(self._cluster()),
         )
 
     def build(self) -> Kernel:
@@ -92,8 +98,7 @@ class ConvKernel:
                 self._staged_epilogue(k, accumulators)
             else:
                 self._direct_epilogue(accumulators)
-        cluster = (1, 1, self.tile.cluster_k)
-        return k.finish(self._grid(), cluster=cluster, programmatic=self.overlap)
+        return k.finish(self._grid(), cluster=self._cluster(), programmatic=self.overlap)
 
     # ---- what a convolution of an image does in its own way, with most phases -------------------
 
@@ -108,6 +113,9 @@ class ConvKernel:
 
     def _grid(self) -> tuple[int, int, int]:
         return self.tile.grid(self.shape)
+
+    def _cluster(self) -> tuple[int, int, int]:
+        return self.tile.sharers, 1, self.tile.cluster_k
 
     def _accumulate(self, ahead: int) -> Fragments:
         """The products, once `ahead` steps are on their way."""
@@ -142,14 +150,34 @@ class ConvKernel:
             self.sums = PartialSums(k, t, self.rank, t.pipeline_bytes(self.shape))
             self.sums.open()
         self.store = OutputStore(k, self.problem, t, self.first_channel, main_bytes)
-        self.weights = WeightLoader(
-            t, self.shape, k.arguments[self.problem.weight].buffer, self.ring,
-            k.thread, self.first_channel, paired=self.paired,
-        )  # fmt: skip
+        self.bulk = self._bulk_ring(k)
+        if self.bulk is not None:
+            self.bulk.open()
+        else:
+            self.weights = WeightLoader(
+                t, self.shape, k.arguments[self.problem.weight].buffer, self.ring,
+                k.thread, self.first_channel, paired=self.paired,
+            )  # fmt: skip
         self.inputs = InputLoader(
             t, self.problem, k.arguments, self.ring, k.thread, self.first_pixel
         )
         self._place_fragments()
+
+    def _bulk_ring(self, k: KernelBuilder) -> BulkRing | None:
+        """The weights' slots where bulk copies fill them: parts of the pipeline's stages."""
+        t, shape = self.tile, self.shape
+        layout = t.ring(shape)
+        if layout is None:
+            return None
+        size, inputs = t.block_n * t.block_k, t.block_m * t.block_k
+        first = k.block_y * (shape.k // t.block_k) + self.first_step
+        route = Route(
+            k.arguments[self.problem.weight].buffer, self.ring, size,
+            source=lambda step: (first + step) * size,
+            target=lambda slot: slot * t.stage_elements() + inputs,
+        )  # fmt: skip
+        rank = k.block_x % t.sharers
+        return BulkRing(k, layout, route, rank, t.main_bytes(shape) - layout.barrier_bytes)
 
     def _place_fragments(self) -> None:
         """Offsets in a stage that this lane gives `ldmatrix`, for the first product of a step.
@@ -176,8 +204,11 @@ class ConvKernel:
         before the wait."""
         count = self._ahead()
         stages = [Int.of(s * self.tile.stage_elements()) for s in range(count)]
-        for step, stage in enumerate(stages):
-            self.weights.load(self.first_step + step, stage)
+        if self.bulk is not None:
+            self.bulk.fill()
+        else:
+            for step, stage in enumerate(stages):
+                self.weights.load(self.first_step + step, stage)
         self.store.load_vectors()
         if self.overlap:
             instructions.wait_for_predecessors()
@@ -194,8 +225,18 @@ class ConvKernel:
         return steps if steps <= buffers else buffers - 1
 
     def _load(self, step: Int, stage: Int) -> None:
-        self.weights.load(self.first_step + step, stage)
+        if self.bulk is None:
+            self.weights.load(self.first_step + step, stage)
         self.inputs.load(self.first_step + step, stage)
+
+    def _begin_step(self, step: Int) -> None:
+        """Behind a barrier of the block: bulk copies go on."""
+        if self.bulk is not None:
+            self.bulk.advance(step)
+
+    def _wait_for_weights(self, step: Int) -> None:
+        if self.bulk is not None:
+            self.bulk.wait(step)
 
     def _unrolled_loop(self, ahead: int) -> Fragments:
         steps, buffers = self.tile.k_tiles(self.shape), self.tile.buffers(self.shape)
@@ -204,11 +245,13 @@ class ConvKernel:
         for step in range(steps):
             instructions.copy_wait(committed - step - 1)
             instructions.barrier()
+            self._begin_step(Int.of(step))
             if committed < steps:
                 stage = committed % buffers * self.tile.stage_elements()
                 self._load(Int.of(committed), Int.of(stage))
                 instructions.copy_commit()
                 committed += 1
+            self._wait_for_weights(Int.of(step))
             stage = step % buffers * self.tile.stage_elements()
             accumulators = self._multiply_step(Int.of(stage), accumulators)
         return accumulators
@@ -228,9 +271,11 @@ class ConvKernel:
             read, write = Int.of(it.carried[-2]), Int.of(it.carried[-1])
             instructions.copy_wait(ahead - 1)
             instructions.barrier()
+            self._begin_step(it.index)
             with guard((it.index + ahead) < steps):
                 self._load(it.index + ahead, write)
             instructions.copy_commit()
+            self._wait_for_weights(it.index)
             result = self._multiply_step(read, self._fragments(it.carried[:-2]))
             values = [v for row in result for column in row for v in column]
             it.advance([*values, after(read), after(write)])
@@ -378,7 +423,7 @@ def _add(parts: list[list[ir.Value]]) -> list[ir.Value]:
     return total
 
 
-def _cluster_attribute(blocks: int) -> dict[str, ir.Attribute]:
-    if blocks == 1:
+def _cluster_attribute(cluster: tuple[int, int, int]) -> dict[str, ir.Attribute]:
+    if cluster == (1, 1, 1):
         return {}
-    return {"nvvm.cluster_dim": ir.Attribute.parse(f"array<i32: 1, 1, {blocks}>")}
+    return {"nvvm.cluster_dim": ir.Attribute.parse(f"array<i32: {', '.join(map(str, cluster))}>")}

@@ -92,7 +92,7 @@ def window_tiles(shape: ConvShape, target: Target, precision: str) -> tuple[Chai
 def block_of(tile: Conv2dTile) -> tuple[int, ...]:
     """What a tile has in common with those that differ from it in details only."""
     if isinstance(tile, ConvTile):
-        return tile.block_m, tile.block_n, tile.warps_k, tile.cluster_k
+        return tile.block_m, tile.block_n, tile.warps_k, tile.cluster_k, tile.sharers
     return tile.block_m, tile.rows, tile.cluster_n, tile.warps, 0
 
 

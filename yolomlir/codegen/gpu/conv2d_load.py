@@ -174,15 +174,16 @@ class Pixel:
     mask: Int | None
 
 
-def pixel_at(m: Int, shape: ConvShape, block_m: int, *, use_mask: bool) -> Pixel:
-    """The window of flat output pixel `m`, in [0, M) or beyond where M is ragged."""
+def pixel_at(m: Int, shape: ConvShape, together: int, *, use_mask: bool) -> Pixel:
+    """The window of flat output pixel `m`, in [0, M) or beyond where `together`, the pixels of a
+    cluster, do not divide M."""
     plane = shape.out_h * shape.out_w
     image = m // plane if shape.batch > 1 else Int.of(0)
     in_plane = m - image * plane
     row, column = in_plane // shape.out_w, in_plane % shape.out_w
     top = row * shape.stride_h - shape.pad_top
     left = column * shape.stride_w - shape.pad_left
-    inside = m < shape.pixels if shape.pixels % block_m else TRUE
+    inside = m < shape.pixels if shape.pixels % together else TRUE
     mask = None
     if use_mask:
         columns = Int.of(0)
@@ -216,7 +217,7 @@ class InputLoader:
             thread, tile.threads, tile.block_m, tile.block_k, self._vector, shape.element
         )
         self._pixels = [
-            pixel_at(first_pixel + slot.row, shape, tile.block_m, use_mask=use_mask)
+            pixel_at(first_pixel + slot.row, shape, tile.block_m * tile.sharers, use_mask=use_mask)
             for slot in self._slots
         ]
         self._starts = [

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from yolomlir.codegen.gpu import conv2d_tile
 from yolomlir.codegen.gpu.conv2d_tile import (
     BARRIER_BYTES,
+    SHARERS,
     STAGING_PADDING,
     ConvTile,
     block_ks,
@@ -116,7 +117,7 @@ class ConvTiles:
         """Copies of a thread a step: of inputs (rows, where they are converted), of weights."""
         threads, vector = 32 * self.warps, self.shape.source_vector
         rows = self.block_m * self.block_k if vector else self.block_m
-        weights = self.block_n * self.block_k
+        weights = np.where(self.cluster_m > 0, 0, self.block_n * self.block_k)
         return -(-rows // (max(1, vector) * threads)), -(
             -weights // (self.shape.weight_vector * threads)
         )
@@ -124,7 +125,8 @@ class ConvTiles:
     @property
     def blocks(self) -> Column:
         """Of the whole grid."""
-        over_m = -(-self.shape.pixels // self.block_m)
+        sharers = np.maximum(self.cluster_m, 1)
+        over_m = -(-self.shape.pixels // (self.block_m * sharers)) * sharers
         over_n = -(-self.shape.out_channels // self.block_n)
         return over_m * over_n * self.cluster_k
 
@@ -139,6 +141,10 @@ class ConvTiles:
         ring = self.shape.element.bytes * pipeline
         main: Column = np.maximum(ring, np.where(in_block, self.warps_k * sums, 0))
         main = main + np.where(clustered, sums + BARRIER_BYTES, 0)
+        slots = np.minimum(self.stages, self.k_tiles)
+        returned = (self.cluster_m > 1) & (self.k_tiles > slots)
+        barriers = 8 * slots * np.where(returned, 2, 1)
+        main = main + np.where(self.cluster_m > 0, -(-barriers // 16) * 16, 0)
         return np.asarray(main + 4 * self.block_n, np.int64)
 
 
@@ -157,6 +163,7 @@ def legal(tiles: ConvTiles, target: Target, precision: str) -> Mask:
     good &= threads <= conv2d_tile._MAX_THREADS
     good &= np.isin(t.cluster_k, CLUSTERS if target.clusters else (1,))
     good &= (t.cluster_k == 1) | ((t.cluster_k - 1) * t.k_tiles * t.block_k < shape.k)
+    good &= (t.cluster_m == 0) | _bulk_legal(t, target)
     for vector in (shape.source_vector or element.chunk, shape.weight_vector):
         good &= threads % np.maximum(t.block_k // vector, 1) == 0
     limit = np.where(threads <= 256, 96, 64) // (2 if precision == "fp32" else 1)
@@ -177,6 +184,16 @@ def legal(tiles: ConvTiles, target: Target, precision: str) -> Mask:
         need = np.zeros(len(t), np.int64)
         need[good] = [most_image_bytes(shape, t.tile(int(row))) for row in np.flatnonzero(good)]
     good &= need <= target.shared_memory_bytes
+    return np.asarray(good, np.bool_)
+
+
+def _bulk_legal(t: ConvTiles, target: Target) -> Mask:
+    """Which rows' weights can come by bulk copies, as they say."""
+    shape = t.shape
+    good = np.isin(t.cluster_m, SHARERS if target.clusters and shape.source_vector else ())
+    good &= (t.cluster_m == 1) | (t.cluster_k == 1)
+    good &= (shape.out_channels % t.block_n == 0) & (shape.k % (t.block_k * t.cluster_k) == 0)
+    good &= (t.cluster_m == 1) | (t.stages >= 3) | (t.k_tiles <= t.stages)
     return np.asarray(good, np.bool_)
 
 
@@ -257,6 +274,16 @@ def flags(tiles: ConvTiles) -> ConvTiles:
             differs &= (varied.warps_k == 1) & (varied.cluster_k == 1)
         parts.append(varied.where(differs))
     return ConvTiles.concatenate(parts)
+
+
+def in_bulk(tiles: ConvTiles, target: Target, precision: str) -> ConvTiles:
+    """Each row with its weights by bulk copies, too, shared by every number of blocks: those that
+    are legal. Only an sm_90 brings one copy to several blocks in hardware made for it."""
+    shared = SHARERS if target.name == "sm_90" else SHARERS[:1]
+    plain = tiles.where(tiles.cluster_m == 0)
+    parts = [plain.with_options(cluster_m=count) for count in shared]
+    parts = [part.where(legal(part, target, precision)) for part in parts]
+    return ConvTiles.concatenate([tiles, *parts])
 
 
 def channel_blocks(channels: int) -> list[int]:

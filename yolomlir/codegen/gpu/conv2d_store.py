@@ -62,8 +62,7 @@ class OutputStore:
         Residuals of all runs are loaded before the first store: stores might alias them.
         """
         shape = self._problem.shape
-        ragged = shape.pixels % self._tile.block_m != 0
-        with guard(pixel < shape.pixels if ragged else TRUE):
+        with guard(pixel < shape.pixels if self._tile.ragged(shape) else TRUE):
             pieces = [piece for run in runs for piece in self._split(run)]
             residuals = [
                 {a: self._residual(a, pixel, piece) for a in self._epilogue.element}

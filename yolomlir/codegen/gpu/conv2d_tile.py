@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.bulk_weights import RingLayout
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.codegen.gpu.element import FLOAT32, Element
 from yolomlir.codegen.gpu.image_window import ImageWindow, image_window
@@ -17,6 +18,8 @@ from yolomlir.target import Target
 
 STAGING_PADDING = 8
 """Floats between rows of the staged output: rows 8 banks apart make its writes conflict-free."""
+SHARERS = (1, 2, 4)
+"""Blocks that may share weights; one that does not may copy them in bulk, too."""
 BARRIER_BYTES = 16
 """Of a barrier that counts bytes, so that what lies behind it is aligned."""
 _MAX_COPIES = 16
@@ -44,7 +47,9 @@ class ConvTile:
     loop over K. through_l1: inputs come through L1 (a pixel is read once a tap). staged: the result
     goes through shared memory, so that stores are whole rows (always so where K is divided).
     release_early: dependent kernels may start with this one, not only after its main loop.
-    cluster_k: blocks of a cluster that divide K among themselves.
+    cluster_k: blocks of a cluster that divide K among themselves. cluster_m: weights come by bulk
+    copies (`bulk_weights.py`), which so many blocks of a cluster share (1: none do); 0: every
+    thread copies some.
     """
 
     block_m: int
@@ -59,6 +64,12 @@ class ConvTile:
     staged: bool = False
     cluster_k: int = 1
     release_early: bool = False
+    cluster_m: int = 0
+
+    @property
+    def sharers(self) -> int:
+        """Blocks over pixels that share their weights."""
+        return max(1, self.cluster_m)
 
     @property
     def threads(self) -> int:
@@ -107,12 +118,26 @@ class ConvTile:
         if shape.source_vector:
             rows = -(-self.block_m * self.block_k // (shape.source_vector * self.threads))
         weights = -(-self.block_n * self.block_k // (shape.weight_vector * self.threads))
-        return rows, weights
+        return rows, 0 if self.cluster_m else weights
 
     def grid(self, shape: ConvShape) -> tuple[int, int, int]:
         """Blocks: over pixels, over channels, over K."""
         over_m, over_n = -(-shape.pixels // self.block_m), -(-shape.out_channels // self.block_n)
-        return over_m, over_n, self.cluster_k
+        return -(-over_m // self.sharers) * self.sharers, over_n, self.cluster_k
+
+    def ragged(self, shape: ConvShape) -> bool:
+        """Whether some rows of the grid's blocks are beyond the last pixel."""
+        return shape.pixels % (self.block_m * self.sharers) != 0
+
+    def ring(self, shape: ConvShape) -> RingLayout | None:
+        """Of weights that come by bulk copies."""
+        if not self.cluster_m:
+            return None
+        return RingLayout(self.buffers(shape), self.k_tiles(shape), self.cluster_m)
+
+    def weight_order(self, shape: ConvShape) -> tuple[int, ...]:
+        """The `runtime.packing.Order` of the weights."""
+        return (self.block_n, self.block_k, int(self.pairs(shape))) if self.cluster_m else ()
 
     def stage_elements(self) -> int:
         """Elements of one pipeline stage: the input's tile, then the weights'."""
@@ -136,8 +161,10 @@ class ConvTile:
         return 4 * self.block_m * (self.block_n + STAGING_PADDING) + BARRIER_BYTES
 
     def main_bytes(self, shape: ConvShape) -> int:
-        """Shared memory of the pipeline and, behind it, of what other blocks send."""
-        return self.pipeline_bytes(shape) + self.exchange_bytes()
+        """Shared memory of the pipeline and, behind it, of what other blocks send and barriers."""
+        ring = self.ring(shape)
+        barriers = ring.barrier_bytes if ring is not None else 0
+        return self.pipeline_bytes(shape) + self.exchange_bytes() + barriers
 
     def shared_bytes(self, shape: ConvShape, channel_vectors: int = 1) -> int:
         """Shared memory of a block: the pipeline, then bias-like vectors."""
@@ -222,6 +249,9 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
         return f"cluster_k = {t.cluster_k} is not a cluster of {target.name}"
     if t.cluster_k > 1 and (t.cluster_k - 1) * t.k_tiles(shape) * t.block_k >= shape.k:
         return f"cluster_k = {t.cluster_k} leaves a block without a part of K"
+    reason = _bulk_objection(t, shape, target)
+    if reason is not None:
+        return reason
     depth = t.block_k // element.k_step
     if depth % t.warps_k:
         return f"warps_k = {t.warps_k} does not divide the {depth} products of a step"
@@ -252,6 +282,25 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
     need = t.shared_bytes(shape) if shape.source_vector else most_image_bytes(shape, t)
     if need > target.shared_memory_bytes:
         return f"{need} bytes of shared memory; {target.name} has {target.shared_memory_bytes}"
+    return None
+
+
+def _bulk_objection(t: ConvTile, shape: ConvShape, target: Target) -> str | None:
+    """Why weights cannot come by bulk copies as the tile says."""
+    if t.cluster_m not in (0, *SHARERS) or (t.cluster_m and not target.clusters):
+        return f"cluster_m = {t.cluster_m} is not a number of blocks that share on {target.name}"
+    if not t.cluster_m:
+        return None
+    if shape.source_vector == 0:
+        return "the weights of an input that is converted are not copied in bulk"
+    if t.cluster_m > 1 and t.cluster_k > 1:
+        return (
+            f"a cluster of cluster_m = {t.cluster_m} and cluster_k = {t.cluster_k}; one must be 1"
+        )
+    if shape.out_channels % t.block_n or shape.k % (t.block_k * t.cluster_k):
+        return "bulk copies bring no zeros: block_n and the steps must divide the weights"
+    if t.cluster_m > 1 and t.stages < 3 and t.k_tiles(shape) > t.stages:
+        return "blocks that share need three stages, one of which is on its way back"
     return None
 
 

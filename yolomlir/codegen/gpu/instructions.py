@@ -128,30 +128,49 @@ class RemoteBuffer:
 
     def address(self, offset: Int | int) -> ir.Value:
         """Where an element is (`!llvm.ptr<7>`)."""
-        offset = Int.of(offset)
-        space = llvm.PointerType.get(_DISTRIBUTED)
-        scalar = element_type(self.dtype)
-        dynamic = ir.DenseI32ArrayAttr.get([-(2**31)])  # the index is an operand
-        wraps = ir.IntegerAttr.get(i32_type(), 0)  # no flags
-        return llvm.getelementptr(space, self.pointer, [offset.value], dynamic, scalar, wraps)
+        return _element_pointer(self.pointer, offset, self.dtype)
 
 
-_DISTRIBUTED = 7
+DISTRIBUTED = 7
 """Address space of shared memory anywhere in the cluster."""
 _SHARED = 3
+_GLOBAL = 1
 
 
 def shared_of_block(buffer: Buffer, rank: Int | int) -> RemoteBuffer:
     """The place of this block's shared `buffer` in the block of that rank of the cluster."""
     own, block = shared_pointer(buffer), Int.of(rank).value
-    return RemoteBuffer(nvvm.mapa(llvm.PointerType.get(_DISTRIBUTED), own, block), buffer.dtype)
+    return RemoteBuffer(nvvm.mapa(llvm.PointerType.get(DISTRIBUTED), own, block), buffer.dtype)
 
 
 def shared_pointer(buffer: Buffer) -> ir.Value:
     """Where a buffer in this block's shared memory begins (`!llvm.ptr<3>`)."""
+    return _pointer(buffer, _SHARED)
+
+
+def shared_address(buffer: Buffer, offset: Int | int) -> ir.Value:
+    """Where an element in this block's shared memory is (`!llvm.ptr<3>`)."""
+    if Int.of(offset).known == 0:
+        return shared_pointer(buffer)
+    return _element_pointer(shared_pointer(buffer), offset, buffer.dtype)
+
+
+def global_address(buffer: Buffer, offset: Int | int) -> ir.Value:
+    """Where an element in global memory is (`!llvm.ptr<1>`)."""
+    return _element_pointer(_pointer(buffer, _GLOBAL), offset, buffer.dtype)
+
+
+def _pointer(buffer: Buffer, space: int) -> ir.Value:
     index = memref.extract_aligned_pointer_as_index(buffer.memref)
     integer = arith.index_cast(ir.IntegerType.get_signless(64), index)
-    return llvm.inttoptr(llvm.PointerType.get(_SHARED), integer)
+    return llvm.inttoptr(llvm.PointerType.get(space), integer)
+
+
+def _element_pointer(pointer: ir.Value, offset: Int | int, dtype: str) -> ir.Value:
+    dynamic = ir.DenseI32ArrayAttr.get([-(2**31)])  # the index is an operand
+    wraps = ir.IntegerAttr.get(i32_type(), 0)  # no flags
+    index = [Int.of(offset).value]
+    return llvm.getelementptr(pointer.type, pointer, index, dynamic, element_type(dtype), wraps)
 
 
 def release_dependents() -> None:

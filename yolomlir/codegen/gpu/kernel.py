@@ -22,7 +22,9 @@ class Parameter:
     dtype: `float32`, `float16` or `uint8`. alignment_bytes: what the pointer and, for an
     activation, the pitch in bytes must be multiples of. tf32: the kernel takes the values as
     already rounded to nearest TF32 (low 13 bits zero), so whoever packs the weights rounds them.
-    dense: the kernel takes the pitch to be the channels, and aligns the pointer alone.
+    dense: the kernel takes the pitch to be the channels, and aligns the pointer alone. packed: of a
+    weight, the `runtime.packing.Order` that whoever uploads it brings its elements into; empty for
+    the order that they have.
     """
 
     role: str
@@ -30,6 +32,7 @@ class Parameter:
     alignment_bytes: int = 4
     tf32: bool = False
     dense: bool = False
+    packed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,9 @@ class Launch:
     def from_json(data: dict[str, Any]) -> Launch:
         """The inverse of `to_json`. Raises KeyError or TypeError for another structure."""
         sizes = {key: tuple(data[key]) for key in ("grid", "block", "cluster")}
-        parameters = tuple(Parameter(**p) for p in data["parameters"])
+        parameters = tuple(
+            Parameter(**{**p, "packed": tuple(p.get("packed", ()))}) for p in data["parameters"]
+        )
         return Launch(**{**data, **sizes, "parameters": parameters})
 
 

@@ -96,9 +96,13 @@ def _record(name: str, kernel: CompiledKernel) -> dict[str, Any]:
 def _pack_weights(
     plan: Plan, launches: dict[str, Launch], weights: WeightStore
 ) -> dict[str, NDArray[Any]]:
-    """The weights the plan uses, rounded to TF32 where their kernel expects it."""
+    """The weights the plan uses, rounded to TF32 where their kernel expects it.
+
+    They keep their order: the runtime brings them into their kernel's (`runtime/packing.py`).
+    """
     packed: dict[str, NDArray[Any]] = {}
     rounded: dict[str, bool] = {}
+    orders: dict[str, tuple[int, ...]] = {}
     for step in plan.steps:
         for argument, parameter in _parameters(step, launches[step.kernel]):
             name = getattr(argument, "weight", None)
@@ -108,6 +112,8 @@ def _pack_weights(
                 raise InternalError(
                     f"kernels disagree on the rounding of '{name}'", where=step.layer
                 )
+            if orders.setdefault(name, parameter.packed) != parameter.packed:
+                raise InternalError(f"kernels disagree on the order of '{name}'", where=step.layer)
             packed[name] = round_to_tf32(weights[name]) if parameter.tf32 else weights[name]
     return packed
 
