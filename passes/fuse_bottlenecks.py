@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from yolomlir.codegen.gpu.chain_tile import ChainShape
 
 _ABSORBED = ("yolo.conv2d", "yolo.silu", "yolo.add", "yolo.concat", "yolo.slice", "yolo.upsample")
-_INPUTS = re.compile(r"\d+x\d+x\d+(\+\d+x\d+x\d+)*")
+_INPUT = r"\d+x\d+x\d+(:\d+)?"
+_INPUTS = re.compile(rf"{_INPUT}(\+{_INPUT})*")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class FuseBottlenecks(Pass):
         max-pixels: pixels of the result.
         max-channels: channels that either convolution reads.
         inputs: what the first convolution of a pair reads, as CxHxW, several joined by `+`; other
-            pairs are left alone. Empty: any.
+            pairs are left alone. CxHxW:N are those that become a chain of N convolutions. Empty:
+            any.
         portable: whether a tile has to fit all GPUs.
 
     Before:
@@ -124,8 +126,9 @@ class FuseBottlenecks(Pass):
                 )
         if self.inputs and not _INPUTS.fullmatch(self.inputs):
             raise UserError(
-                f"'{self.name}': inputs is '{self.inputs}'; expected CxHxW, joined by '+'",
-                hint="such as inputs=16x160x160+32x80x80",
+                f"'{self.name}': inputs is '{self.inputs}'; expected CxHxW or CxHxW:N, joined by "
+                "'+'",
+                hint="such as inputs=16x160x160+32x80x80:3",
             )
         if context.target.kind != "gpu":
             return
@@ -135,7 +138,7 @@ class FuseBottlenecks(Pass):
         placement.try_views([op for op in operations(entry_block(module)) if op.name in VIEWS])
         for call in dispatches(module):
             first = _pair_of(call, table)
-            if first is None or not self._is_asked_for(first) or _is_in(first, pairs):
+            if first is None or not self._is_asked_for(first, call, table) or _is_in(first, pairs):
                 continue
             reason = self._objection(first, call, table, context.target, _precision(module))
             reason = reason or _hazard(first, call, placement)
@@ -151,10 +154,14 @@ class FuseBottlenecks(Pass):
             context.count(self, "pairs")
         erase_unused_functions(module)
 
-    def _is_asked_for(self, first: ir.Operation) -> bool:
+    def _is_asked_for(
+        self, first: ir.Operation, second: ir.Operation, table: dict[str, ir.Operation]
+    ) -> bool:
         channels = sum(yolo.shape_of(v)[1] for v in _read(first))
         size = "x".join(str(n) for n in (channels, *yolo.shape_of(first.results[0])[2:]))
-        return not self.inputs or size in self.inputs.split("+")
+        rest = table[yolo.callee(second)].regions[0].blocks[0]
+        length = 1 + sum(op.name == "yolo.conv2d" for op in operations(rest))
+        return not self.inputs or not {size, f"{size}:{length}"}.isdisjoint(self.inputs.split("+"))
 
     def _objection(
         self, first: ir.Operation, second: ir.Operation, table: dict[str, ir.Operation],

@@ -24,6 +24,9 @@ LEVELS = ("yolo", "optimized", "linalg", "gpu", "ptx")
 PRECISIONS = {"cpu": ("fp32",), "gpu": ("tf32", "fp32", "fp16")}
 """Precisions by kind of target, its default first."""
 
+HIGHEST_LEVEL = 3
+"""The optimisation level that fuses chains of convolutions."""
+
 STRIDE = 32
 """Image sides must be multiples of the coarsest level's stride."""
 
@@ -210,17 +213,21 @@ def _optimize(imported: ImportedModel, options: CompileOptions, target: Target) 
     from yolomlir.pipeline import optimize
 
     context = PassContext(weights=imported.weights, target=target)
-    optimize(imported.module, context, target, level=_level(imported, options, target))
+    level, pairs = _level_and_pairs(imported, options, target)
+    optimize(imported.module, context, target, level=level, pairs=pairs)
     return imported.module
 
 
-def _level(imported: ImportedModel, options: CompileOptions, target: Target) -> int:
-    from yolomlir.autotune.levels import measured_level
+def _level_and_pairs(
+    imported: ImportedModel, options: CompileOptions, target: Target
+) -> tuple[int, str]:
+    """The level asked for, or else measured; and what level 3 was measured with."""
+    from yolomlir.autotune.levels import measured_level, measured_pairs
 
-    if options.level is not None:
-        return options.level
     size = (options.height, options.width, options.batch)
-    return measured_level(target.name, imported.scale, str(options.precision), *size)
+    model = (target.name, imported.scale, str(options.precision), *size)
+    level = measured_level(*model) if options.level is None else options.level
+    return level, measured_pairs(*model) if level == HIGHEST_LEVEL else ""
 
 
 def _lower(module: ir.Module, weights: WeightStore, target: Target) -> None:

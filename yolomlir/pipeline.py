@@ -241,7 +241,7 @@ def _expand(name: str, text: str) -> str:
         key, _, value = option.partition("=")
         if key != "pairs" and value not in _OPTIONS.get(key, ()):
             known = ", ".join(f"{k}={'|'.join(values)}" for k, values in _OPTIONS.items())
-            known += ", pairs=all|CxHxW+..."
+            known += ", pairs=all|CxHxW[:N]+..."
             raise UserError(f"pipeline '{name}' has no option '{option}'", hint=f"options: {known}")
         given[key] = value
     level = int(given.get("level", DEFAULT_LEVEL))
@@ -258,8 +258,8 @@ def pipeline_for(
     and, on GPUs, detects in two stages, of which the first does not wait for the last level;
     level 3 fuses chains of pointwise convolutions on GPUs and equals level 2 on the CPU. Of the
     precisions only `fp16` changes the graph: it narrows activations and weights. pairs: of 3x3
-    convolutions that level 3 fuses on GPUs, by what the first of them reads (`all`, or the option
-    `inputs` of `yolo-fuse-bottlenecks`); none where empty.
+    convolutions that level 3 fuses on GPUs (`all`, or the option `inputs` of
+    `yolo-fuse-bottlenecks`); none where empty. A compile takes those of `autotune.levels`.
     """
     if target_kind not in PIPELINES.values():
         raise UserError(f"no pipeline for a '{target_kind}' target", hint="cpu or gpu")
@@ -293,11 +293,15 @@ def pipeline_for(
 
 
 def optimize(
-    module: ir.Module, context: PassContext, target: Target, level: int = DEFAULT_LEVEL
+    module: ir.Module,
+    context: PassContext,
+    target: Target,
+    level: int = DEFAULT_LEVEL,
+    pairs: str = "",
 ) -> None:
     """Run the graph pipeline of `target` on `module` in place; the store is rewritten with it.
 
-    The precision is the module's `yolo.precision`.
+    The precision is the module's `yolo.precision`. level, pairs: as `pipeline_for` takes them.
 
     Raises InternalError with the path of a reproducer where a pass fails.
     """
@@ -305,7 +309,7 @@ def optimize(
     named = "yolo.precision" in module.operation.attributes
     precision = yolo.string(module.operation, "yolo.precision") if named else ""
     with module.context:
-        pipeline = Pipeline.parse(pipeline_for(target.kind, level, precision))
+        pipeline = Pipeline.parse(pipeline_for(target.kind, level, precision, pairs))
     reproducer = LateReproducer()
     pipeline.instrumentations.append(reproducer)
     try:

@@ -28,10 +28,11 @@ import yolomlir
 from yolomlir.autotune import levels
 from yolomlir.bindings import ir
 from yolomlir.cli.options import add_level_option
-from yolomlir.compiler import CompileOptions
+from yolomlir.compiler import CompileOptions, emit
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.frontend.checkpoint import Checkpoint
 from yolomlir.frontend.network import SCALES, parameters
+from yolomlir.frontend.seeded import seeded_checkpoint
 from yolomlir.frontend.weights import AbstractWeights, WeightStore
 from yolomlir.frontend.yolo26 import ImportedModel, import_model
 from yolomlir.interpreter import interpret
@@ -51,6 +52,8 @@ GRAPH_PASSES = (
     "yolo-canonicalize,yolo-fold-batch-norm,yolo-fold-normalize,"
     "yolo-layout-propagation,yolo-transpose-elision"
 )
+RECORD = ("target", "scale", "precision", "height", "width", "batch")
+"""What a measured level is of."""
 CONFIGURATIONS = {"n": ("n", 80, 640, 640), "s-nc3": ("s", 3, 384, 640)}
 RELATIVE = 1e-10
 """The interpreter sums the few hundred float64 products of an element in the order in which the
@@ -116,6 +119,29 @@ def test_the_level_is_the_measured_one_where_there_is_one() -> None:
     assert levels.measured_level("sm_90", "m", "tf32", *size) == 2
     for other in (("sm_120", "n", "tf32", *size), ("sm_90", "n", "tf32", 640, 640, 8)):
         assert levels.measured_level(*other) == DEFAULT_LEVEL
+
+
+def test_pairs_are_the_measured_ones_of_level_3() -> None:
+    """By default and where the level is asked for; other levels and sizes have none."""
+    fused = {}
+    for level, size in ((None, 640), (3, 640), (2, 640), (3, 320)):
+        options = CompileOptions("sm_90", "tf32", height=size, width=size, level=level)
+        text = emit(seeded_checkpoint("n", 80, 0), options, "optimized")
+        fused[level, size] = text.count("call @chain_3x3s1_16x80x80_16_silu_then_3x3s1_16_silu_add")
+    assert fused == {(None, 640): 2, (3, 640): 2, (2, 640): 0, (3, 320): 0}
+    other = ("sm_120", "n", "tf32", 640, 640, 1)
+    assert levels.measured_pairs(*other) == ""
+
+
+def test_measured_pairs_are_what_the_pass_takes() -> None:
+    for record in levels._records():
+        pairs = levels.measured_pairs(*(record[key] for key in RECORD))
+        assert pairs == record.get("pairs", "")
+        text = pipeline_for("gpu", 3, record["precision"], pairs)
+        assert str(Pipeline.parse(text)) == text
+        assert ("yolo-fuse-bottlenecks" in text) == bool(pairs)
+        named = f"yolo-pipeline-gpu{{level=3 precision={record['precision']} pairs={pairs}}}"
+        assert str(Pipeline.parse(named)) == text
 
 
 def test_the_highest_level_is_for_gpus() -> None:

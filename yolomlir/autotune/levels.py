@@ -1,8 +1,9 @@
-"""The optimisation level of a compile that names none: measured where it was, else 2.
+"""The optimisation level of a compile that names none, and what level 3 fuses: as it was measured.
 
 Level 3 fuses chains of pointwise convolutions. Whether that pays is a matter of sizes: at scale n
-the launches it saves outweigh the parallelism it gives up, at m they do not.
-`tables/levels.json` has what was measured, and how.
+the launches it saves outweigh the parallelism it gives up, at m they do not. The same holds of each
+pair of 3x3 convolutions that `yolo-fuse-bottlenecks` could fuse beyond that. `tables/levels.json`
+has what was measured, and how.
 """
 
 from __future__ import annotations
@@ -20,14 +21,34 @@ def measured_level(
     target: str, scale: str, precision: str, height: int, width: int, batch: int
 ) -> int:
     """The faster level of the same model on the same target, or `DEFAULT_LEVEL`."""
+    record = _record(target, scale, precision, height, width, batch)
+    if record is None:
+        return DEFAULT_LEVEL
+    return 3 if record["level_3_us"] < record["level_2_us"] else 2
+
+
+def measured_pairs(
+    target: str, scale: str, precision: str, height: int, width: int, batch: int
+) -> str:
+    """The pairs of 3x3 convolutions that level 3 was measured with, each of which made it faster.
+
+    As `pipeline_for` takes them; empty where nothing was measured, or none helped.
+    """
+    record = _record(target, scale, precision, height, width, batch)
+    return "" if record is None else str(record.get("pairs", ""))
+
+
+def _record(
+    target: str, scale: str, precision: str, height: int, width: int, batch: int
+) -> dict[str, Any] | None:
     wanted = {
         "target": target, "scale": scale, "precision": precision,
         "height": height, "width": width, "batch": batch,
     }  # fmt: skip
     for record in _records():
         if all(record[key] == value for key, value in wanted.items()):
-            return 3 if record["level_3_us"] < record["level_2_us"] else 2
-    return DEFAULT_LEVEL
+            return record
+    return None
 
 
 @cache
