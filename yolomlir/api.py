@@ -6,7 +6,9 @@ import difflib
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -105,7 +107,7 @@ class Model:
         max_det: int | None = None,
         color: str = "rgb",
     ) -> Result:
-        """The detections of one image: a path, URL, PIL image or array.
+        """The detections of one image: a path, URL, PIL image or array, or one frame of a camera.
 
         conf: least score. classes: indices or names to keep. max_det: most detections. color: the
         channel order of an array, `rgb` or `bgr`. Raises UserError for anything but one good image.
@@ -113,13 +115,16 @@ class Model:
         results = self.predict_many(
             [source], conf=conf, classes=classes, max_det=max_det, color=color
         )
-        result = next(results, None)
-        if result is None:
-            raise UserError("holds no image", where=source)
-        if isinstance(result, SourceError):
-            raise result
-        if next(results, None) is not None:
-            raise UserError("holds several images; predict() takes one", hint="use predict_many()")
+        with closing(results):
+            result = next(results, None)
+            if result is None:
+                raise UserError("holds no image", where=source)
+            if isinstance(result, SourceError):
+                raise result
+            # A camera always has more.
+            if result.latency_s is None and next(results, None) is not None:
+                hint = "use predict_many()"
+                raise UserError("holds several images; predict() takes one", hint=hint)
         return result
 
     def predict_many(
@@ -130,24 +135,29 @@ class Model:
         classes: Sequence[int | str] | None = None,
         max_det: int | None = None,
         color: str = "rgb",
-    ) -> Iterator[Result | SourceError]:
+        frames: int | None = None,
+    ) -> Generator[Result | SourceError, None, None]:
         """The detections of every image of many sources (paths, folders, globs, URLs, videos, …).
 
         A source that cannot be read gives a SourceError in its place; the rest go on. Arguments as
-        for `predict`.
+        for `predict`. frames: take this many of each video, camera or stream, and no more.
+
+        A camera or stream (`camera:0`, `rtsp://…`, see `open_sources`) gives the newest frame each
+        time and goes on until it breaks, or until this iterator is closed, which frees it: use
+        `contextlib.closing`. Its frames wait for no batch.
         """
         select = self._selection(conf, classes, max_det)
         pending: list[Frame] = []
-        for item in open_sources(sources, color=color):
-            if isinstance(item, SourceError):
+        with closing(open_sources(sources, color=color, frames=frames)) as items:
+            for item in items:
+                if isinstance(item, Frame):
+                    pending.append(item)
+                    if len(pending) < self.info.batch and item.arrived_s is None:
+                        continue
                 yield from self._predict_frames(pending, select)
                 pending = []
-                yield item
-                continue
-            pending.append(item)
-            if len(pending) == self.info.batch:
-                yield from self._predict_frames(pending, select)
-                pending = []
+                if isinstance(item, SourceError):
+                    yield item
         yield from self._predict_frames(pending, select)
 
     def run_device(self, images: Any, *, stream: int | None = None) -> Any:
@@ -277,7 +287,9 @@ class Model:
             for box, row in zip(boxes, kept, strict=True)
         )
         height, width = frame.image.shape[:2]
-        return Result(frame.name, width, height, detections, frame.image)
+        latency_s = None if frame.arrived_s is None else time.monotonic() - frame.arrived_s
+        moment = (frame.frame_number, frame.time_s, latency_s)
+        return Result(frame.name, width, height, detections, frame.image, *moment)
 
 
 class _Selection:

@@ -39,7 +39,9 @@ class Detection:
 class Result(Sequence[Detection]):
     """The detections of one image, best first. name: the file's path, or what the source is called.
 
-    image: the original, uint8 [height, width, 3] RGB.
+    image: the original, uint8 [height, width, 3] RGB. frame_number, time_s: of a video's, camera's
+    or stream's frame, as `Frame` has them. latency_s: from a live frame's arrival to this result,
+    in seconds; None for anything that waits to be read.
     """
 
     name: str
@@ -47,6 +49,9 @@ class Result(Sequence[Detection]):
     height: int
     detections: tuple[Detection, ...]
     image: NDArray[np.uint8]
+    frame_number: int | None = None
+    time_s: float | None = None
+    latency_s: float | None = None
 
     def __len__(self) -> int:
         return len(self.detections)
@@ -63,9 +68,14 @@ class Result(Sequence[Detection]):
 
     def to_dict(self) -> dict[str, Any]:
         """The result as `predict --json` writes it."""
-        return {
+        record = {
             "image": self.name,
             "width": self.width,
             "height": self.height,
             "detections": [d.to_dict() for d in self.detections],
         }
+        if self.latency_s is None:
+            return record
+        times = {"time_s": self.time_s, "latency_s": self.latency_s}
+        rounded = {key: None if value is None else round(value, 6) for key, value in times.items()}
+        return {**record, "frame_number": self.frame_number, **rounded}

@@ -19,7 +19,7 @@ from yolomlir import __version__
 from yolomlir.diagnostics import InternalError, YolomlirError
 
 COMMANDS = {
-    "predict": "detect objects in images, folders, globs, URLs and videos",
+    "predict": "detect objects in images, folders, globs, URLs, videos, cameras and streams",
     "compile": "compile a checkpoint to one .ylm file",
     "info": "describe a model file, or this machine",
     "demo": "run the whole chain on a packaged photo, without a download",

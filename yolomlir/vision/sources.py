@@ -1,4 +1,4 @@
-"""Pictures in: files, folders, globs, URLs, PIL images, arrays, bytes and videos, one by one.
+"""Pictures in: files, folders, globs, URLs, PIL images, arrays, bytes, videos, cameras and streams.
 
 `open_sources` reads lazily, so that memory stays flat over any number of pictures, and reports
 what it cannot read in its place in the sequence: one bad file does not stop the others.
@@ -10,12 +10,15 @@ import glob
 import logging
 import os
 import re
+import socket
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -34,6 +37,7 @@ from yolomlir.vision.decode import (
     read_image,
     undecodable,
 )
+from yolomlir.vision.live import PROBE_OPTIONS, LiveSource, live_source, read_live, without_password
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -61,6 +65,9 @@ VIDEO_SUFFIXES = frozenset({
     ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
     ".mts", ".ogv", ".ts", ".webm", ".wmv",
 })
+_PLAYLIST_TYPES = frozenset({
+    "application/vnd.apple.mpegurl", "application/x-mpegurl", "audio/mpegurl", "audio/x-mpegurl",
+})
 # fmt: on
 MAX_DOWNLOAD_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 20
@@ -73,7 +80,9 @@ class Frame:
     image: uint8, H x W x 3, RGB, C-contiguous. name: what to call it in a message: the path or
     URL as given, "video.mp4 frame 12", or "image 3" for one from memory. path: the file or URL,
     None for memory. index: its number among the frames of this run, from 0. frame_number, time_s:
-    for a video, the frame's number from 0 and its time from the start in seconds.
+    for a video, the frame's number from 0 and its time from the start in seconds. Those of a camera
+    or stream count what was dropped too, and are the time since its first frame. arrived_s: when
+    a live frame was decoded, by `time.monotonic`; None for anything that waits to be read.
     """
 
     image: Pixels
@@ -82,11 +91,15 @@ class Frame:
     index: int = 0
     frame_number: int | None = None
     time_s: float | None = None
+    arrived_s: float | None = None
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels."""
         return self.image.shape[0], self.image.shape[1]
+
+
+Pictures: TypeAlias = Generator[Frame | SourceError, None, None]
 
 
 def file_stem(name: str) -> str:
@@ -95,11 +108,17 @@ def file_stem(name: str) -> str:
     `a/bus.jpg` gives `bus`, `clip.mp4 frame 12` gives `clip_000012`.
     """
     name, number = split_frame_number(name)
-    path = urllib.parse.urlsplit(name).path if is_url(name) else name
+    path = _url_path(name) if "://" in name else name
     stem = PurePosixPath(path.replace("\\", "/")).stem
     if number is not None:
         stem = f"{stem}_{number:06d}"
     return re.sub(r'[\x00-\x1f<>:"/\\|?* ]+', "_", stem)[:120] or "image"
+
+
+def _url_path(url: str) -> str:
+    """A URL's path; of a stream without one its host."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.path if is_url(url) or parts.path.strip("/") else parts.netloc
 
 
 def split_frame_number(name: str) -> tuple[str, int | None]:
@@ -109,22 +128,34 @@ def split_frame_number(name: str) -> tuple[str, int | None]:
 
 
 def open_sources(
-    sources: Source, *, color: str = "rgb", video_stride: int = 1, timeout_s: float = 30.0
-) -> Iterator[Frame | SourceError]:
+    sources: Source,
+    *,
+    color: str = "rgb",
+    video_stride: int = 1,
+    frames: int | None = None,
+    timeout_s: float = 30.0,
+) -> Pictures:
     """Every picture of `sources` in order, lazily; a `SourceError` in place of an unreadable one.
 
     sources: a path to an image or a video, a folder (its images and videos by name, not those of
     its subfolders), a glob (`**` descends), an http(s) URL, encoded bytes, a PIL image, an array
-    (see `image_from_array`), or an iterable of such. color: the channel order of arrays; files and
-    PIL images know theirs. video_stride: take every n-th frame of a video. timeout_s: how long a
-    server may be silent.
+    (see `image_from_array`), a camera or stream (see `live_source`), or an iterable of such. color:
+    the channel order of arrays; files and PIL images know theirs. video_stride: take every n-th
+    frame of a video. frames: take this many of each video, camera or stream, and no more.
+    timeout_s: how long a server may be silent.
+
+    A camera or stream gives its newest frame each time; those that came in meanwhile are dropped.
+    It goes on until it breaks, which is a SourceError, or until the iterator is closed, which ends
+    its thread and frees the device.
 
     Raises UserError for a bad option, before anything is read.
     """
     check_color(color)
     if video_stride < 1:
         raise UserError(f"video_stride={video_stride}: expected 1 or more")
-    return _number(_Reader(color, video_stride, timeout_s).read(sources))
+    if frames is not None and frames < 1:
+        raise UserError(f"frames={frames}: expected 1 or more")
+    return _number(_Reader(color, video_stride, frames, timeout_s).read(sources))
 
 
 def is_url(source: object) -> bool:
@@ -165,24 +196,26 @@ def _natural(path: Path) -> tuple[list[tuple[int, int, str]], str]:
     return key, str(path)
 
 
-def _number(items: Iterator[Frame | SourceError]) -> Iterator[Frame | SourceError]:
+def _number(items: Pictures) -> Pictures:
     index = 0
-    for item in items:
-        if isinstance(item, SourceError):
-            yield item
-            continue
-        yield replace(item, index=index)
-        index += 1
+    with closing(items):
+        for item in items:
+            if isinstance(item, SourceError):
+                yield item
+                continue
+            yield replace(item, index=index)
+            index += 1
 
 
 @dataclass
 class _Reader:
     color: str
     video_stride: int
+    frames: int | None
     timeout_s: float
     in_memory: int = 0  # pictures from memory met so far, to name them
 
-    def read(self, source: Source) -> Iterator[Frame | SourceError]:
+    def read(self, source: Source) -> Pictures:
         """The pictures of one source, or the error it gives."""
         try:
             yield from self._dispatch(source)
@@ -192,8 +225,10 @@ class _Reader:
             name = source if isinstance(source, str | os.PathLike) else type(source).__name__
             yield SourceError(name, f"cannot be read: {error.strerror or error}")
 
-    def _dispatch(self, source: Source) -> Iterator[Frame | SourceError]:
-        if isinstance(source, str) and is_url(source):
+    def _dispatch(self, source: Source) -> Pictures:
+        if (live := live_source(source)) is not None:
+            yield from self._read_live(live)
+        elif isinstance(source, str) and is_url(source):
             yield from self._read_url(source)
         elif isinstance(source, str | os.PathLike):
             yield from self._read_files(os.fspath(source))
@@ -210,18 +245,17 @@ class _Reader:
             for item in source:
                 yield from self.read(item)
         else:
-            raise SourceError(
-                self._memory_name(),
-                f"a {type(source).__name__}",
-                hint="expected a path, URL, bytes, PIL image, array, or a list of them",
-            )
+            hint = "expected a path, URL, bytes, PIL image, array, or a list of them"
+            if isinstance(source, int):
+                hint += f"; a camera is 'camera:{source}'"
+            raise SourceError(self._memory_name(), f"a {type(source).__name__}", hint=hint)
 
     def _memory_name(self, filename: object = "") -> str:
         name = f"image {self.in_memory}"
         self.in_memory += 1
         return str(filename) if isinstance(filename, str | os.PathLike) and filename else name
 
-    def _read_files(self, source: str | bytes) -> Iterator[Frame | SourceError]:
+    def _read_files(self, source: str | bytes) -> Pictures:
         if isinstance(source, bytes):
             source = os.fsdecode(source)
         if not source or "\0" in source:
@@ -229,7 +263,7 @@ class _Reader:
         for path in list_files(source):
             yield from self._read_file(path, str(path))
 
-    def _read_file(self, path: Path, name: str) -> Iterator[Frame | SourceError]:
+    def _read_file(self, path: Path, name: str) -> Pictures:
         if path.suffix.lower() not in VIDEO_SUFFIXES:
             try:
                 frame = Frame(read_image(path), name, name)
@@ -241,14 +275,56 @@ class _Reader:
         from yolomlir.vision.video import read_video
 
         try:
-            for number, time_s, pixels in read_video(path, self.video_stride):
-                yield Frame(pixels, f"{name} frame {number}", name, 0, number, time_s)
+            with closing(read_video(path, self.video_stride)) as video:
+                for number, time_s, pixels in islice(video, self.frames):
+                    yield Frame(pixels, f"{name} frame {number}", name, 0, number, time_s)
         except SourceError as error:
             yield SourceError(name, error.message, hint=error.hint)
 
-    def _read_url(self, url: str) -> Iterator[Frame | SourceError]:
+    def _read_live(self, live: LiveSource) -> Pictures:
+        name = live.name
+        with closing(read_live(live, timeout_s=self.timeout_s, stride=self.video_stride)) as stream:
+            for number, time_s, arrived_s, pixels in islice(stream, self.frames):
+                title = f"{name} frame {number}"
+                yield Frame(pixels, title, name, 0, number, time_s, arrived_s)
+
+    def _read_url(self, url: str) -> Pictures:
+        name = without_password(url)
+        with _fetched(url, name, self.timeout_s) as response:
+            kind = response.headers.get_content_type()
+            if kind == "multipart/x-mixed-replace":  # a camera that sends one JPEG after another
+                file = _AsItComes(response)
+                live = LiveSource(name, file, "mpjpeg", PROBE_OPTIONS, on_close=file.interrupt)
+                yield from self._read_live(live)
+                return
+            if kind not in _PLAYLIST_TYPES:
+                yield from self._read_download(response, url, name)
+                return
+        yield from self._read_live(LiveSource(name, url, None, PROBE_OPTIONS))
+
+    def _read_download(self, response: HTTPResponse, url: str, name: str) -> Pictures:
         with TemporaryDirectory(prefix="yolomlir-") as folder:
-            yield from self._read_file(_download(url, Path(folder), self.timeout_s), url)
+            path = _download(response, Path(folder), url, name)
+            response.close()
+            yield from self._read_file(path, name)
+
+
+class _AsItComes:
+    """An answer's bytes as they come in, for FFmpeg: a read returns what is there."""
+
+    def __init__(self, response: HTTPResponse) -> None:
+        self._response = response
+
+    def read(self, size: int) -> bytes:
+        """At least one byte, unless it ends."""
+        return self._response.read1(size)
+
+    def interrupt(self) -> None:
+        """End a read in another thread, which holds a lock that closing would wait for."""
+        with suppress(OSError, ValueError):  # it has ended by itself
+            handle = self._response.fileno()
+            with socket.fromfd(handle, socket.AF_INET, socket.SOCK_STREAM) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _from_pil(image: Image.Image, name: str) -> Pixels:
@@ -260,24 +336,48 @@ def _from_pil(image: Image.Image, name: str) -> Pixels:
         raise undecodable(name, error) from error
 
 
-def _download(url: str, folder: Path, timeout_s: float) -> Path:
-    """The file behind an http(s) URL, in `folder`. Raises SourceError."""
-    log.info("fetching %s", url)
+@contextmanager
+def _fetched(url: str, name: str, timeout_s: float) -> Iterator[HTTPResponse]:
+    """The answer of an http(s) URL. Raises SourceError where there is none."""
+    log.info("fetching %s", name)
     try:
-        request = urllib.request.Request(url, headers={"User-Agent": f"yolomlir/{__version__}"})
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            kind = response.headers.get_content_type()
-            suffix = PurePosixPath(urllib.parse.urlsplit(url).path).suffix.lower()
-            if kind.startswith("video/") and suffix not in VIDEO_SUFFIXES:
-                suffix = ".mp4"  # PyAV looks at the content; the suffix only says "video"
-            path = folder / f"download{suffix}"
-            _copy(response, path, url)
+        opener, bare = _opener(url)
+        request = urllib.request.Request(bare, headers={"User-Agent": f"yolomlir/{__version__}"})
+        response = opener.open(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
-        raise SourceError(url, f"the server answers {error.code} {error.reason}") from error
+        error.close()
+        raise SourceError(name, f"the server answers {error.code} {error.reason}") from error
     except urllib.error.URLError as error:
-        raise SourceError(url, f"cannot be fetched: {error.reason}") from error
+        raise SourceError(name, f"cannot be fetched: {error.reason}") from error
     except (OSError, HTTPException, ValueError) as error:
-        raise SourceError(url, f"cannot be fetched: {error or type(error).__name__}") from error
+        raise SourceError(name, f"cannot be fetched: {error or type(error).__name__}") from error
+    with response:
+        yield response
+
+
+def _opener(url: str) -> tuple[urllib.request.OpenerDirector, str]:
+    """What opens a URL, and the URL without user and password, which cameras often have."""
+    user = urllib.parse.urlsplit(url)
+    bare = without_password(url)
+    if user.username is None:
+        return urllib.request.build_opener(), bare
+    passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
+    name, password = map(urllib.parse.unquote, (user.username, user.password or ""))
+    passwords.add_password(None, bare, name, password)
+    handlers = (urllib.request.HTTPDigestAuthHandler, urllib.request.HTTPBasicAuthHandler)
+    return urllib.request.build_opener(*(make(passwords) for make in handlers)), bare
+
+
+def _download(response: HTTPResponse, folder: Path, url: str, name: str) -> Path:
+    """The file behind an answer, in `folder`. Raises SourceError."""
+    suffix = PurePosixPath(urllib.parse.urlsplit(url).path).suffix.lower()
+    if response.headers.get_content_type().startswith("video/") and suffix not in VIDEO_SUFFIXES:
+        suffix = ".mp4"  # PyAV looks at the content; the suffix only says "video"
+    path = folder / f"download{suffix}"
+    try:
+        _copy(response, path, name)
+    except (OSError, HTTPException, ValueError) as error:
+        raise SourceError(name, f"cannot be fetched: {error or type(error).__name__}") from error
     return path
 
 
