@@ -85,7 +85,7 @@ def _pipelines() -> str:
         "`precision=fp16` adds `yolo-narrow-activations` before dispatches are formed, and",
     ]
     lines.append("asks for channels in multiples of 8, which are 16 bytes then. `pairs=all`, or")
-    lines.append("`pairs=` with the `inputs` of `yolo-fuse-bottlenecks`, adds that pass at level 3;")
+    lines.append("`pairs=` with `inputs` of `yolo-fuse-bottlenecks`, adds that pass at level 3;")
     lines.append("`yolomlir compile` takes the pairs that were measured to gain (docs/tuning.md).")
     return "\n".join(lines) + "\n"
 
