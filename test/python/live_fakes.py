@@ -23,11 +23,13 @@ class FakeFrame:
 
     time = None
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, camera: FakeCamera) -> None:
         self.number = number
+        self.camera = camera
 
     def to_ndarray(self, format: str) -> np.ndarray:
         assert format == "rgb24"
+        assert not self.camera.closed.is_set()  # the frame may lie in the device's memory
         return picture(self.number)
 
 
@@ -53,7 +55,7 @@ class FakeCamera:
             yield SimpleNamespace(decode=lambda item=item: [self.frame(item)])
 
     def frame(self, number: int) -> FakeFrame:
-        frame = FakeFrame(number)
+        frame = FakeFrame(number, self)
         self.alive.append(weakref.ref(frame))
         return frame
 

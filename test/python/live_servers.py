@@ -6,7 +6,6 @@ import io
 import socket
 import struct
 import threading
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -136,9 +135,12 @@ def page(kind: str, body: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
 
 
 def motion_jpeg(
-    count: int, done: threading.Event | None = None, *, login: bool = False, wait_s: float = 0
+    count: int, done: threading.Event | None = None, *, login: bool = False, length: bool = True
 ) -> Callable[[BaseHTTPRequestHandler], None]:
-    """A camera that answers with one JPEG after another, and then waits for `done`."""
+    """A camera that answers with one JPEG after another, and then waits for `done`.
+
+    length: whether it tells each one's, which not all of them do.
+    """
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         if login and handler.headers.get("Authorization") != LOGIN:
@@ -153,9 +155,9 @@ def motion_jpeg(
             file = io.BytesIO()
             Image.fromarray(picture(number)).save(file, "JPEG", quality=95)
             body = file.getvalue()
-            head = f"--next\r\nContent-Type: image/jpeg\r\nContent-Length: {len(body)}\r\n\r\n"
-            handler.wfile.write(head.encode() + body + b"\r\n")
-            time.sleep(wait_s)
+            head = "--next\r\nContent-Type: image/jpeg\r\n"
+            head += f"Content-Length: {len(body)}\r\n" if length else ""
+            handler.wfile.write(head.encode() + b"\r\n" + body + b"\r\n")
         if done is not None:
             done.wait(10)
 

@@ -380,6 +380,17 @@ def test_a_camera_over_http() -> None:
     assert (refused.path, "401" in refused.reason) == (f"{url}/video?x=1", True)
 
 
+def test_a_camera_over_http_that_hangs_up() -> None:
+    pages = {"/a": motion_jpeg(5, length=False), "/b": motion_jpeg(5), "/c": motion_jpeg(0)}
+    with http_server(pages) as url:
+        items = [list(open_sources(f"{url}{path}", timeout_s=WAIT_S)) for path in pages]
+    for *seen, last in items[:2]:
+        assert seen[-1].frame_number == 4
+        assert last.reason == "the stream ended after 5 frames"
+    ((error,), reason) = items[2], "cannot be opened: "
+    assert error.reason.startswith(reason)
+
+
 @contextmanager
 def playlist(*, ended: bool) -> Iterator[str]:
     """HLS of three segments, ten frames each, twenty-five a second."""

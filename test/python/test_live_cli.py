@@ -82,7 +82,9 @@ def test_json_lines_of_pictures_and_of_none(model, tmp_path, photo, checkpoint_f
     output = tmp_path / "out.jsonl"
     output.write_text("older\n")
     assert predict(photo, photo, "--json", output) == 0
-    assert [json.loads(line)["image"] for line in output.open()] == [str(photo)] * 2
+    assert [json.loads(line)["image"] for line in output.read_text().splitlines()] == [
+        str(photo)
+    ] * 2
     assert predict(checkpoint_file, "--json", output) == 2  # no picture
     assert output.read_text() == ""
 

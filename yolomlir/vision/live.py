@@ -170,7 +170,7 @@ def read_live(
     thread = threading.Thread(
         target=_read, args=(live, newest, timeout_s, stride), name="yolomlir-live", daemon=True
     )
-    patience = _PHASES * timeout_s
+    patience = timeout_s if live.camera else _PHASES * timeout_s
     # A driver that hangs never comes back to Python, and needs no waiting for.
     _waiting[thread] = _JOIN_S if live.camera else patience
     thread.start()

@@ -292,15 +292,19 @@ class _Reader:
         name = without_password(url)
         with _fetched(url, name, self.timeout_s) as response:
             kind = response.headers.get_content_type()
-            if kind == "multipart/x-mixed-replace":  # a camera that sends one JPEG after another
-                file = _AsItComes(response)
-                live = LiveSource(name, file, "mpjpeg", PROBE_OPTIONS, on_close=file.interrupt)
-                yield from self._read_live(live)
+            if kind == "multipart/x-mixed-replace" and not response.isclosed():
+                yield from self._read_motion_jpeg(response, name)
                 return
             if kind not in _PLAYLIST_TYPES:
                 yield from self._read_download(response, url, name)
                 return
         yield from self._read_live(LiveSource(name, url, None, PROBE_OPTIONS))
+
+    def _read_motion_jpeg(self, response: HTTPResponse, name: str) -> Pictures:
+        """A camera that answers with one JPEG after another."""
+        with closing(_AsItComes(response)) as file:
+            live = LiveSource(name, file, "mpjpeg", PROBE_OPTIONS, on_close=file.interrupt)
+            yield from self._read_live(live)
 
     def _read_download(self, response: HTTPResponse, url: str, name: str) -> Pictures:
         with TemporaryDirectory(prefix="yolomlir-") as folder:
@@ -314,6 +318,8 @@ class _AsItComes:
 
     def __init__(self, response: HTTPResponse) -> None:
         self._response = response
+        handle = response.fileno()  # of any family: only shutdown() is asked of it
+        self._connection = socket.fromfd(handle, socket.AF_INET, socket.SOCK_STREAM)
 
     def read(self, size: int) -> bytes:
         """At least one byte, unless it ends."""
@@ -321,10 +327,12 @@ class _AsItComes:
 
     def interrupt(self) -> None:
         """End a read in another thread, which holds a lock that closing would wait for."""
-        with suppress(OSError, ValueError):  # it has ended by itself
-            handle = self._response.fileno()
-            with socket.fromfd(handle, socket.AF_INET, socket.SOCK_STREAM) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # the server was first
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Free this handle of the connection."""
+        self._connection.close()
 
 
 def _from_pil(image: Image.Image, name: str) -> Pixels:
