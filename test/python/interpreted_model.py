@@ -26,10 +26,17 @@ class Interpreted:
 
     target = "sm_90"
 
-    def __init__(self, checkpoint: Checkpoint, *, level: int = 3, precision: str = "tf32") -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        level: int = 3,
+        precision: str = "tf32",
+        pairs: str = "",
+    ) -> None:
         imported = import_model(checkpoint, height=HEIGHT, width=WIDTH)
         context = PassContext(weights=imported.weights, target=target_named(self.target))
-        steps = Pipeline.parse(pipeline_for("gpu", level, precision)).steps
+        steps = Pipeline.parse(pipeline_for("gpu", level, precision, pairs)).steps
         Pipeline([s for s in steps if s.name != "yolo-assign-tiles"]).run(imported.module, context)
         self._module, self._weights = imported.module, imported.weights
         text = str(imported.module)

@@ -27,8 +27,10 @@ class Simulated(Interpreted):
     lies between their rows, which others write.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, level: int, precision: str) -> None:
-        super().__init__(checkpoint, level=level, precision=precision)
+    def __init__(
+        self, checkpoint: Checkpoint, *, level: int, precision: str, pairs: str = ""
+    ) -> None:
+        super().__init__(checkpoint, level=level, precision=precision, pairs=pairs)
         target = target_named(self.target)
         lowered = ir.Module.parse(str(self._module))
         LowerToLinalg().run(lowered, PassContext(target=target))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from yolomlir.autotune import window_model
 from yolomlir.autotune.cost_model import DEFAULT, Constants, Device, Features, predict_us
 from yolomlir.bindings import ir
-from yolomlir.codegen.gpu import conv2d_kinds, conv2d_space
+from yolomlir.codegen.gpu import chain_tile, conv2d_kinds, conv2d_space
 from yolomlir.codegen.gpu.chain_tile import ChainTile
 from yolomlir.codegen.gpu.conv2d_kinds import Conv2dTile
 from yolomlir.codegen.gpu.conv2d_space import ConvTiles
@@ -110,6 +110,8 @@ def illegal(problem: Problem, tile: Tile) -> str | None:
         return f"is a tile of another family than '{problem.family}'"
     if problem.family == "conv2d":
         return conv2d_kinds.objection(tile, problem.shape, problem.target, problem.precision)
+    if isinstance(tile, ChainTile):
+        return chain_tile.objection(tile, problem.shape, problem.target, problem.precision)
     return None if tile in _listed(problem) else "is not one of the family's tiles"
 
 

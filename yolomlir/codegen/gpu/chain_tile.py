@@ -559,13 +559,23 @@ def estimate_us(tile: ChainTile, shape: ChainShape, target: Target, precision: s
 def likely_tiles(
     shape: ChainShape, target: Target, precision: str, count: int = 160
 ) -> list[ChainTile]:
-    """The tiles of the least estimates, the best first; at most a few of one size and cluster."""
+    """The tiles of the least estimates, the best first; at most a few of one size and cluster.
+
+    Of tiles that make the same kernel, as steps of 16 and 32 KiB do where no stage has a step of
+    more than 16, the first.
+    """
     tiles = list(tile_space(shape, target, precision))
     tiles.sort(key=lambda t: estimate_us(t, shape, target, precision))
     turns: dict[tuple[int, ...], int] = {}
     order: list[tuple[int, int]] = []
+    seen = set()
     for rank, tile in enumerate(tiles):
         size = (tile.block_m, tile.cluster_n, tile.warps, tile.rows)
+        work = plan(tile, shape)
+        kernel = (size, work.ring, work.stages)
+        if kernel in seen:
+            continue
+        seen.add(kernel)
         turns[size] = turns.get(size, 0) + 1
         order.append((turns[size] // 4, rank))
     return [tiles[rank] for _, rank in sorted(order)[:count]]
