@@ -66,7 +66,7 @@ class Constants:
     staged: float = 400.0
     """Cycles for a result that goes through shared memory."""
     cluster: float = 2000.0
-    """Cycles for a cluster: its launch as one, two barriers, partial sums from other blocks."""
+    """Cycles for a cluster: its launch as one, partial sums from other blocks."""
     log_release_early: float = 0.0
     """Logarithm of the factor of time where dependent kernels may start with this one. So, too:"""
     log_unroll: float = 0.0

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from yolomlir.codegen.gpu import instructions, mbarrier
-from yolomlir.codegen.gpu.builder import Bool, Buffer, Int, KernelBuilder, guard
+from yolomlir.codegen.gpu.builder import TRUE, Bool, Buffer, Int, KernelBuilder, guard
 
 _WORDS = mbarrier.BARRIER_BYTES // 4
 _ALIGNMENT = 16
@@ -122,20 +122,24 @@ class BulkRing:
             return
         if layout.returned:
             done = step - 1
-            with self._one_thread(~step.equals(0) & ((done + layout.slots) < layout.steps)):
-                self._give_back(done % layout.slots)
+            self._where(
+                ~step.equals(0) & ((done + layout.slots) < layout.steps),
+                lambda: self._give_back(done % layout.slots),
+            )
         new = step + (layout.slots - layout.lag)
-        with self._one_thread((step >= layout.lag) & (new < layout.steps)):
-            if layout.returned:
-                turn = new // layout.slots - 1
-                at = new % layout.slots * _WORDS
-                mbarrier.wait_for_phase(self._free, turn % 2, at)
-            self._copy(new)
+        self._where((step >= layout.lag) & (new < layout.steps), lambda: self._refill(new))
 
     def wait(self, step: Int) -> None:
         """Every thread: a step's weights are there."""
         slots = self._layout.slots
         mbarrier.wait_for_phase(self._full, step // slots % 2, step % slots * _WORDS)
+
+    def _refill(self, step: Int) -> None:
+        """A step's copy into a slot that is used once more."""
+        if self._layout.returned:
+            turn, slot = step // self._layout.slots - 1, step % self._layout.slots
+            mbarrier.wait_for_phase(self._free, turn % 2, slot * _WORDS)
+        self._copy(step)
 
     def _copy(self, step: Int) -> None:
         """This block's part of a step, to every block that shares."""
@@ -156,11 +160,16 @@ class BulkRing:
         for rank in range(self._layout.blocks):
             mbarrier.arrive(instructions.shared_of_block(self._free, rank), slot * _WORDS)
 
+    def _where(self, condition: Bool, code: Callable[[], None]) -> None:
+        """The code for one thread, where the condition holds."""
+        if condition.known is not False:
+            with self._one_thread(condition):
+                code()
+
     @contextmanager
-    def _one_thread(self, condition: Bool | None = None) -> Iterator[None]:
+    def _one_thread(self, condition: Bool = TRUE) -> Iterator[None]:
         """The body runs on the block's first thread where the condition holds."""
-        first = self._k.thread.equals(0)
-        with guard(first if condition is None else first & condition):
+        with guard(self._k.thread.equals(0) & condition):
             yield
 
 
