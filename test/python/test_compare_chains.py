@@ -74,6 +74,12 @@ def model(context: None) -> Interpreted:
     return Interpreted(small_model.checkpoint())
 
 
+@pytest.fixture(scope="module")
+def paired(context: None) -> Interpreted:
+    """With the pairs of 3x3 convolutions that `yolo-fuse-bottlenecks` makes one dispatch."""
+    return Interpreted(small_model.checkpoint(), pairs="all")
+
+
 def compared(model: Interpreted, graph: Graph, image: np.ndarray) -> Comparison:
     return compare(ProgramSubject("program", model), None, graph, image)  # type: ignore[arg-type]  # stands in for a Model
 
@@ -142,8 +148,28 @@ def test_a_wrong_weight_inside_a_chain(
     assert [layer.name for layer in found.layers if not layer.agrees] == [seen_at]
 
 
-def test_operations_and_bytes_of_chains(model: Interpreted, graph: Graph) -> None:
-    """Of all stages; weights, what is read and what is written once each, nothing in between."""
+@pytest.mark.parametrize("wrong", ["model.2.m.0.cv1.conv", "model.6.m.0.m.0.cv1.conv"])
+def test_a_wrong_weight_inside_a_pair(
+    graph: Graph, image: np.ndarray, rounding: None, wrong: str
+) -> None:
+    """What it changes is not stored; it is found in what the dispatch does store."""
+    model = Interpreted(small_model.planted(f"{wrong}.weight", 2.0), pairs="all")
+    step, layers = next((s, layers) for s, layers in chains(model) if wrong in layers.nodes)
+    assert "_then_3x3s1_" in step.kernel
+    ((name,),) = layers.results
+    found = compared(model, graph, image)
+    assert [layer.name for layer in found.layers if not layer.agrees] == [name]
+
+
+@pytest.mark.parametrize("program", ["model", "paired"])
+def test_operations_and_bytes_of_chains(
+    program: str, graph: Graph, request: pytest.FixtureRequest
+) -> None:
+    """Of all stages; weights, what is read and what is written once each, nothing in between.
+
+    Borders that two blocks compute are counted once.
+    """
+    model = request.getfixturevalue(program)
     for step, layers in chains(model):
         n, _, height, width = step.results[0].shape
         convolutions = [name for name in layers.nodes if name in graph.weights]
