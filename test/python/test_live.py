@@ -185,7 +185,8 @@ def test_cameras_are_opened_by_their_device(plug_in, source, file) -> None:
     (frame,) = open_sources(source, frames=1, timeout_s=7)
     assert frame.name == f"{source} frame {frame.frame_number}"
     ((opened, options),) = camera.opened
-    assert (opened, options) == (file, {"format": "v4l2", "options": {}, "timeout": (7, 7)})
+    expected = {"format": "v4l2", "container_options": {}, "timeout": (7, 7)}
+    assert (opened, options) == (file, expected)
 
 
 @pytest.mark.parametrize(

@@ -375,8 +375,13 @@ def _open(live: LiveSource, timeout_s: float) -> Any:
 
     if live.camera:
         live = _device(live, av)
+    # Not as `options`, which go to the streams too: where streams are found only later, as by RTMP,
+    # PyAV 12 to 15 reads beyond them and crashes.
     return av.open(
-        live.file, format=live.format, options=dict(live.options), timeout=(timeout_s, timeout_s)
+        live.file,
+        format=live.format,
+        container_options=dict(live.options),
+        timeout=(timeout_s, timeout_s),
     )
 
 
