@@ -204,8 +204,7 @@ def chain_shape(function: ir.Operation) -> ChainShape:
             if sizes[1:] != [1, 1]:
                 inner.append(inner_shape(op))
         elif op.name == "yolo.add":
-            added = {stages[v] for v in op.operands if v in stages}
-            kept |= added - {len(later)}
+            kept |= {stages[v] for v in op.operands if v in stages} - {len(later)}
         if op.name in ("yolo.conv2d", "yolo.silu", "yolo.add"):
             stages[op.results[0]] = len(later)
     depthwise = yolo.integer(convs[0], "groups") > 1

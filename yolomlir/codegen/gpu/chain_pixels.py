@@ -76,9 +76,9 @@ class Region:
 
     def __init__(self, window: Window, of: PixelMap | Region) -> None:
         self._window, shape = window, window.shape
-        self.image = of.image
-        self.top = of.top * shape.stride_h - shape.pad_top
-        self.left = of.left * shape.stride_w - shape.pad_left
+        self.image: Int = of.image
+        self.top: Int = of.top * shape.stride_h - shape.pad_top
+        self.left: Int = of.left * shape.stride_w - shape.pad_left
 
     @property
     def count(self) -> int:

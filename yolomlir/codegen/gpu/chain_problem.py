@@ -221,9 +221,12 @@ def _inner_stage(
         refuse(root, f"multiplies {dtype_of(root.operands[1])} after {first.dtype}")
     batch, height, width, channels = shape(value)
     _, out_h, out_w, out_channels = shape(root.results[0])
+    _, kernel_h, kernel_w, _ = shape(root.operands[1])
+    stride_h, stride_w = pair(root, "strides")
+    dilation_h, dilation_w = pair(root, "dilations")
     geometry = ConvShape(
-        batch, height, width, channels, out_h, out_w, out_channels,
-        *shape(root.operands[1])[1:3], *pair(root, "strides"), top, left, *pair(root, "dilations"),
+        batch, height, width, channels, out_h, out_w, out_channels, kernel_h, kernel_w,
+        stride_h, stride_w, top, left, dilation_h, dilation_w,
         source_vector=first.element.chunk, dtype=first.dtype,
     )  # fmt: skip
     return Stage(geometry, number, epilogue, (Piece(0, channels, stage=before),), result)
