@@ -1,5 +1,42 @@
 // RUN: yolomlir-opt %s --target=sm_90 --split-input-file --yolo-fuse-bottlenecks \
 // RUN:   | FileCheck %s
+
+// CHECK-LABEL: func.func @main
+// CHECK-NOT: @conv2d
+// CHECK: call @chain_3x3s1_8x8x8_8_silu_then_3x3s1_8_add(%arg0, {{.*}}, %arg0)
+// CHECK-NOT: @conv2d
+// CHECK: func.func private @chain_3x3s1_8x8x8_8_silu_then_3x3s1_8_add
+// CHECK-SAME: yolo.family = "chain"
+// CHECK: yolo.conv2d
+// CHECK-NEXT: yolo.silu
+// CHECK-NEXT: yolo.conv2d
+// CHECK-NEXT: yolo.add
+!t = tensor<1x8x8x8xf32, #yolo.layout<"nhwc">>
+!w = tensor<8x8x3x3xf32, #yolo.layout<"ohwi">>
+func.func @main(%x: !t) -> !t {
+  %w = "yolo.weight"() {name = "a.weight"} : () -> !w
+  %0 = func.call @conv2d_3x3s1_8x8x8_8_silu(%x, %w) {yolo.dispatch} : (!t, !w) -> !t
+  %1 = func.call @conv2d_3x3s1_8x8x8_8_add(%0, %w, %x) {yolo.dispatch}
+      : (!t, !w, !t) -> !t
+  return %1 : !t
+}
+func.func private @conv2d_3x3s1_8x8x8_8_silu(%x: !t, %w: !w) -> !t
+    attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>,
+      padding = array<i64: 1, 1, 1, 1>, groups = 1 : i64} : (!t, !w) -> !t
+  %1 = "yolo.silu"(%0) : (!t) -> !t
+  return %1 : !t
+}
+func.func private @conv2d_3x3s1_8x8x8_8_add(%x: !t, %w: !w, %r: !t) -> !t
+    attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>,
+      padding = array<i64: 1, 1, 1, 1>, groups = 1 : i64} : (!t, !w) -> !t
+  %1 = "yolo.add"(%0, %r) : (!t, !t) -> !t
+  return %1 : !t
+}
+
+// -----
+
 // RUN: yolomlir-opt %s --target=sm_120 --split-input-file --yolo-fuse-bottlenecks \
 // RUN:   | FileCheck %s
 
