@@ -194,7 +194,8 @@ def test_geometries(case, precision):
     "tile",
     [AttentionTile(1, 1, 2), AttentionTile(2, 1, 8), AttentionTile(1, 2, 4),
      AttentionTile(2, 2, 1), AttentionTile(1, 1, 16), AttentionTile(1, 1, 2, 2),
-     AttentionTile(2, 2, 2, 4), AttentionTile(1, 1, 1, 8), AttentionTile(2, 1, 13, 2)],
+     AttentionTile(2, 2, 2, 4), AttentionTile(1, 1, 1, 8), AttentionTile(2, 1, 13, 2),
+     AttentionTile(1, 1, 2, 2, release_early=True)],
     ids=str,
 )  # fmt: skip
 def test_tiles(tile):

@@ -128,6 +128,7 @@ TWO = ChainCase(5, 7, 24, PAIR)
         ChainTile(32, 1, 2, 1, 3),
         ChainTile(16, 2, 4),
         ChainTile(64, 1, 16),
+        ChainTile(16, 2, 4, release_early=True),
     ],
     ids=str,
 )
@@ -303,6 +304,20 @@ def test_candidates_are_within_the_limits_and_assemble(name):
         assert cubin.registers * kernel.launch.block[0] <= target.registers_per_sm
         assert kernel.launch.programmatic == target.programmatic_launch
         assert ("griddepcontrol" in text) == target.programmatic_launch
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_dependents_are_released_before_the_last_epilogue_or_after_the_wait(early):
+    module, _ = chain_module(TWO)
+    function = module.body.operations[0]
+    tile = ChainTile(16, 2, 4, release_early=early)
+    function.operation.attributes["yolo.tile"] = to_attribute(tile)
+    text = to_ptx(generate_kernel(function, SM_90, precision="tf32").module, SM_90)
+    assert text.count("griddepcontrol.launch_dependents") == 1
+    before, after = text.split("griddepcontrol.launch_dependents")
+    assert "griddepcontrol.wait" in before
+    assert ("mma.sync" in before) != early
+    assert ("mma.sync" in after) == early
 
 
 @pytest.mark.parametrize(

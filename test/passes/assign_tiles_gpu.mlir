@@ -2,7 +2,7 @@
 // RUN: echo '{"ruled": {"block_m": 16, "block_n": 8, "block_k": 8, "unroll": true}}' > %t.json
 // RUN: yolomlir-opt %s --target sm_90 --pass-pipeline='builtin.module(yolo-assign-tiles{override=true table=%t.json})' --statistics 2>%t.err | FileCheck %s --check-prefix=TABLE
 // RUN: FileCheck %s --check-prefix=STATS --input-file=%t.err
-// RUN: echo '{"windowed": {"block_m": 128, "cluster_n": 1, "warps": 8, "step_kib": 8, "slots": 2, "rows": 8}}' > %t.window
+// RUN: echo '{"windowed": {"block_m": 128, "cluster_n": 1, "warps": 8, "step_kib": 8, "slots": 2, "rows": 8, "carveout": 50, "release_early": true}}' > %t.window
 // RUN: yolomlir-opt %s --target sm_80 --pass-pipeline='builtin.module(yolo-assign-tiles{table=%t.window})' | FileCheck %s --check-prefix=WINDOW
 // RUN: echo '[]' > %t.bad
 // RUN: not yolomlir-opt %s --pass-pipeline='builtin.module(yolo-assign-tiles{table=%t.bad})' 2>&1 | FileCheck %s --check-prefix=BAD
@@ -26,7 +26,7 @@
 // CHECK: func.func private @windowed
 // CHECK-SAME: yolo.tile = {block_m = {{[0-9]+}} : i64, cluster_n = 1 : i64, rows = {{[1-9][0-9]*}} : i64, slots = {{[0-9]+}} : i64, step_kib = {{[0-9]+}} : i64, warps = {{[0-9]+}} : i64}
 // WINDOW: func.func private @windowed
-// WINDOW-SAME: yolo.tile = {block_m = 128 : i64, cluster_n = 1 : i64, rows = 8 : i64, slots = 2 : i64, step_kib = 8 : i64, warps = 8 : i64}
+// WINDOW-SAME: yolo.tile = {block_m = 128 : i64, carveout = 50 : i64, cluster_n = 1 : i64, release_early = true, rows = 8 : i64, slots = 2 : i64, step_kib = 8 : i64, warps = 8 : i64}
 
 // BAD: the tile table is not {function: {key: integer or boolean}}
 // NONE: cannot read the tile table

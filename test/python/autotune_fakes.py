@@ -15,6 +15,7 @@ from yolomlir.autotune.cost_model import Constants
 from yolomlir.autotune.measure import CandidateError, Timing
 from yolomlir.autotune.workload import Case, Workload, collect
 from yolomlir.codegen.gpu.kernel import Launch
+from yolomlir.codegen.gpu.tile import plain
 from yolomlir.compiler import CompileOptions
 from yolomlir.frontend.seeded import seeded_checkpoint
 
@@ -71,7 +72,9 @@ class FakeMeasure:
         self._known: dict[tuple[str, str], float] = {}
 
     def us(self, case: Case, key: str) -> float:
-        """Microseconds of a candidate, always the same."""
+        """Microseconds of a candidate, always the same, however it is launched."""
+        tile = plain(space.tile_of(case.problem.family, key))
+        key = space.key_of(tile)
         if (case.name, key) not in self._known:
             self._known[case.name, key] = self._us(case, key)
         return self._known[case.name, key]
@@ -99,6 +102,11 @@ class FakeMeasure:
         steps = [s for s in self.load.plan.steps if s.kernel in chosen]
         return Timing(sum(self.us(self.load.cases[s.kernel], chosen[s.kernel].key) for s in steps))
 
+    def compare(
+        self, one: Mapping[str, Built], other: Mapping[str, Built], rounds: int
+    ) -> tuple[float, float]:
+        return self.network(one, rounds).us, self.network(other, rounds).us
+
     def close(self) -> None:
         pass
 
@@ -111,13 +119,16 @@ class FakeBuilder:
         self.faults: set[str] = set()
 
     def results(self, job: Job) -> list[Built]:
-        launch = Launch(job.function, (1, 1, 1), (32, 1, 1), 0, ())
         return [
             Built(job.function, job.family, key, fault="does not assemble")
             if key in self.faults
-            else Built(job.function, job.family, key, launch)
+            else Built(job.function, job.family, key, self._launch(job, key))
             for key in job.keys
         ]
+
+    def _launch(self, job: Job, key: str) -> Launch:
+        carveout = space.tile_of(job.family, key).carveout
+        return Launch(job.function, (1, 1, 1), (32, 1, 1), 0, (), carveout=carveout)
 
     def submit(self, job: Job) -> Future[list[Built]]:
         self.jobs.append(job)

@@ -125,6 +125,17 @@ def test_attribute_before_database_before_table_before_rule(
     assert assigned(untuned=True) == (rule, {"from_rule": 1})
 
 
+def test_a_table_s_tile_says_how_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(monkeypatch, f"{SHIPPED},carveout=50")
+    with yolo.new_context(), ir.Location.unknown():
+        module = parsed()
+        context = PassContext(weights=AbstractWeights(), target=target_named("sm_90"))
+        AssignTiles().run(module, context)
+        assert "carveout = 50 : i64" in str(function_of(module).attributes["yolo.tile"])
+    ship(monkeypatch, f"{SHIPPED},carveout=60")
+    assert assigned()[1] == {"from_rule": 1}
+
+
 def test_what_is_known_of_one_target_is_not_taken_for_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

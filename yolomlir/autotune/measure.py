@@ -38,6 +38,8 @@ _LARGEST, _LAST_LOGIT = 4.0, 2.5
 _ARENA = "activations"
 """What the values of the inputs' arenas are drawn by."""
 _WARM_UP_REPLAYS = 3000
+_WARM_UP, _REPLAYS = 5, 40
+"""Of a graph in one turn of a comparison: replays that do not count, and those that do."""
 _SLACK = 1 << 16
 """Bytes behind an arena: the last row of a view with a pitch is shorter than the pitch."""
 
@@ -71,6 +73,12 @@ class Measure(Protocol):
 
     def network(self, chosen: Mapping[str, Built], samples: int) -> Timing:
         """The time of a whole inference, microseconds, with a candidate for each function."""
+
+    def compare(
+        self, one: Mapping[str, Built], other: Mapping[str, Built], rounds: int
+    ) -> tuple[float, float]:
+        """The times of two whole inferences, microseconds, replayed in turns so many times: what
+        changes from one moment to the next meets both."""
 
     def close(self) -> None:
         """Free everything."""
@@ -121,6 +129,7 @@ class CudaMeasure:
         self._workspaces: dict[tuple[str, int], int] = {}
         self._modules: dict[tuple[str, str], tuple[Any, Any]] = {}
         self._references: dict[str, list[NDArray[Any]]] = {}
+        self._graphs: dict[Any, Any] = {}
 
     # ---- memory -----------------------------------------------------------------------------
 
@@ -186,13 +195,16 @@ class CudaMeasure:
             return known[1]
         launch = _launch_of(built)
         module = load_module(built.cubin, None, self._context.device, built.function)
-        function = load_function(module, launch.function, launch.shared_bytes, built.function)
+        function = load_function(
+            module, launch.function, launch.shared_bytes, built.function, launch.carveout
+        )
         self._modules[built.function, built.key] = (module, function)
         return function
 
     def _unload(self, built: Built) -> None:
         module, _ = self._modules.pop((built.function, built.key), (None, None))
         if module is not None:
+            self._keep_graphs(())  # some may launch it
             self._call(self._driver.cuModuleUnload, module)
 
     def _graph_launch(
@@ -318,19 +330,56 @@ class CudaMeasure:
 
     def network(self, chosen: Mapping[str, Built], samples: int) -> Timing:
         """The plan's graph with its own dependencies; modules stay loaded from call to call."""
-        from yolomlir.runtime.cuda_graph import KernelGraph
-
         self._context.make_current()
-        self._pack(chosen)
-        launches = [
-            self._graph_launch(step, chosen[step.kernel], step.depends, network=True)
-            for step in self._workload.plan.steps
-        ]
-        graph = KernelGraph(launches)
+        graph = self._whole_graph(chosen)
         try:
             return self._time(graph, samples, 1)
         finally:
             graph.destroy()
+
+    def _whole_graph(self, chosen: Mapping[str, Built]) -> Any:
+        from yolomlir.runtime.cuda_graph import KernelGraph
+
+        self._pack(chosen)
+        return KernelGraph(
+            [
+                self._graph_launch(step, chosen[step.kernel], step.depends, network=True)
+                for step in self._workload.plan.steps
+            ]
+        )
+
+    def compare(
+        self, one: Mapping[str, Built], other: Mapping[str, Built], rounds: int
+    ) -> tuple[float, float]:
+        """Medians over the rounds of each round's median. The two graphs are kept for the next
+        comparison, one side of which is one of them as a rule."""
+        self._context.make_current()
+        pair = [tuple(sorted((n, b.key) for n, b in chosen.items())) for chosen in (one, other)]
+        for key, chosen in zip(pair, (one, other), strict=True):
+            if key not in self._graphs:
+                self._graphs[key] = self._whole_graph(chosen)
+        self._keep_graphs(pair)
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(rounds):
+            for key, found in zip(pair, times, strict=True):
+                found.append(self._replayed_us(self._graphs[key]))
+        return statistics.median(times[0]), statistics.median(times[1])
+
+    def _keep_graphs(self, keys: Sequence[Any]) -> None:
+        for key in [k for k in self._graphs if k not in keys]:
+            self._graphs.pop(key).destroy()
+
+    def _replayed_us(self, graph: Any) -> float:
+        """The median of replays that wait for each other; the first ones only warm up."""
+        call, driver = self._call, self._driver
+        times = []
+        for _ in range(_WARM_UP + _REPLAYS):
+            call(driver.cuEventRecord, self._events[0], self._stream)
+            graph.enqueue(self._stream)
+            call(driver.cuEventRecord, self._events[1], self._stream)
+            call(driver.cuEventSynchronize, self._events[1])
+            times.append(1e3 * float(call(driver.cuEventElapsedTime, *self._events)))
+        return statistics.median(times[_WARM_UP:])
 
     def _pack(self, chosen: Mapping[str, Built]) -> None:
         if self._network_weights:
@@ -363,6 +412,7 @@ class CudaMeasure:
         if self._context is None:
             return
         self._context.make_current()
+        self._keep_graphs(())
         for module, _ in self._modules.values():
             self._call(self._driver.cuModuleUnload, module)
         for memory in self._memory:

@@ -17,7 +17,7 @@ from yolomlir.target import Target
 
 logger = logging.getLogger(__name__)
 
-_SAMPLES = 9
+SAMPLES = 9
 GAIN = 0.003
 """Relative gain of the whole inference from which an alternative is taken, seen twice."""
 _CLEARLY = 0.75
@@ -36,12 +36,13 @@ class Alternatives:
 @dataclass(frozen=True)
 class NetworkResult:
     """Microseconds of an inference with the winners of each function alone, and after the exchange;
-    the key now chosen for each function."""
+    the key now chosen for each function; how many exchanges were tried, and after them launches."""
 
     before: Timing
     after: Timing
     chosen: dict[str, str]
     tried: int
+    launches: int = 0
 
 
 def share_of_gpu(built: Built, target: Target) -> float:
@@ -79,7 +80,7 @@ def exchange(
     """
     current = {a.function: a.candidates[0] for a in alternatives}
     ordered = sorted(alternatives, key=lambda a: (-a.weight, a.function))
-    before = best = measure.network(current, 2 * _SAMPLES)
+    before = best = measure.network(current, 2 * SAMPLES)
     trials = [(a, built) for a in ordered for built in a.candidates[1:]]
     tried = 0
     for number, (alternative, built) in enumerate(trials):
@@ -90,17 +91,17 @@ def exchange(
         tried += 1
         if _helps(measure, changed, current, best):
             current = changed
-            best = measure.network(current, _SAMPLES)
+            best = measure.network(current, SAMPLES)
         if tell:
             tell(number + 1, len(trials))
-    after = measure.network(current, 2 * _SAMPLES)
+    after = measure.network(current, 2 * SAMPLES)
     return NetworkResult(before, after, {n: b.key for n, b in current.items()}, tried)
 
 
 def _helps(
     measure: Measure, changed: dict[str, Built], current: dict[str, Built], best: Timing
 ) -> bool:
-    if measure.network(changed, _SAMPLES).us > best.us * (1 - GAIN):
+    if measure.network(changed, SAMPLES).us > best.us * (1 - GAIN):
         return False
-    again = measure.network(current, _SAMPLES)
-    return measure.network(changed, _SAMPLES).us <= again.us * (1 - GAIN)
+    again = measure.network(current, SAMPLES)
+    return measure.network(changed, SAMPLES).us <= again.us * (1 - GAIN)

@@ -34,7 +34,7 @@ def summary(result: TuningResult) -> list[str]:
         n = result.network
         lines.append(
             f"whole graph: {n.before.us:.1f} us with each function's fastest, {n.after.us:.1f} us "
-            f"after {n.tried} exchanges were tried"
+            f"after {n.tried} exchanges and {n.launches} ways of launching were tried"
         )
     if result.missing:
         lines.append(

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -183,6 +184,8 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
+Begun = tuple[Job, "Future[list[Built]]"]
+"""A job and what will come of it."""
 
 
 class Tuner:
@@ -316,11 +319,9 @@ class Tuner:
 
     def _try(self, search: CaseSearch, built: Built) -> None:
         """Check and time a candidate, and record what came of it."""
-        is_default = built.key == search.default_key
-        fault = None if is_default and built.launch else built.fault
-        fault = fault or self._guarded(search, built, lambda: self._check(search, built))
+        fault = self._fault_of(search, built)
         if fault:
-            if is_default:
+            if built.key == search.default_key:
                 logger.warning("%s: the default tile %s", search.case.name, fault)
             self._record(search, TimeRecord(search.key, built.key, fault=str(fault)))
             return
@@ -392,6 +393,10 @@ class Tuner:
 
     def complete(self, wanted: dict[str, list[str]]) -> None:
         """Build what is wanted of each function and was not kept, all at once."""
+        self.collect(self.begin(wanted))
+
+    def begin(self, wanted: dict[str, list[str]]) -> list[Begun]:
+        """Begin to build what is wanted of each function and was not kept."""
         jobs: list[Job] = []
         for name, keys in wanted.items():
             kept = self.built.setdefault(name, {})
@@ -400,18 +405,37 @@ class Tuner:
             if missing and search.default_key not in kept:
                 missing.insert(0, search.default_key)
             jobs += _jobs(search.case, list(dict.fromkeys(missing)), size=1)
-        futures = [(job, self._builder.submit(job)) for job in jobs]
-        for job, future in futures:  # in order: a function's default, its reference, comes first
-            built = future.result()[0]
-            search = self.searches[job.function]
-            if built.launch is None or self._guarded(
-                search,
-                built,
-                lambda s=search, b=built: self._check(s, b),  # type: ignore[misc]
-            ):
-                logger.warning("%s: %s no longer builds or is wrong", job.function, built.key)
+        return [(job, self._builder.submit(job)) for job in jobs]
+
+    def collect(self, begun: list[Begun], time_left: Callable[[], float] | None = None) -> None:
+        """Check and keep what was begun; what is not built in the time left is given up."""
+        for job, future in begun:  # in order: a function's default, its reference, comes first
+            timeout = None if time_left is None else min(3600.0, max(0.0, time_left()))
+            try:
+                built = future.result(timeout)[0]
+            except FutureTimeoutError:
+                future.cancel()
+                continue
+            fault = self._fault_of(self.searches[job.function], built)
+            if fault:
+                logger.warning("%s: %s is left out: %s", job.function, built.key, fault)
             else:
                 self.built[job.function][built.key] = built
+
+    def _fault_of(self, search: CaseSearch, built: Built) -> str | None:
+        """Why a candidate cannot be taken; the default tile can where it spills, too."""
+        if built.launch is None or (built.fault and built.key != search.default_key):
+            return built.fault or "it was not built"
+        return self._guarded(search, built, lambda: self._check(search, built))
+
+    def time_alone(self, name: str, built: Built) -> TimeRecord:
+        """The time of a candidate that came up after the search, measured once. Its carve-out is
+        none of it."""
+        search = self.searches[name]
+        if built.key not in search.times:
+            timed = self._time(search, built, FINAL_SAMPLES)
+            self._record(search, dataclasses.replace(timed, final=not timed.fault))
+        return search.times[built.key]
 
     def _settle(self, search: CaseSearch) -> None:
         kept = self.built[search.case.name]

@@ -7,12 +7,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from yolomlir.autotune import signature, tables
-from yolomlir.autotune.build import Builder, ProcessBuilder
+from yolomlir.autotune import signature, space, tables
+from yolomlir.autotune.build import Builder, Built, ProcessBuilder
 from yolomlir.autotune.calibration import shipped_calibration
-from yolomlir.autotune.database import Database, WinnerRecord
+from yolomlir.autotune.database import Database, TimeRecord, WinnerRecord
+from yolomlir.autotune.launch_stage import choose_launches
 from yolomlir.autotune.measure import CudaMeasure, Measure
-from yolomlir.autotune.network_stage import Alternatives, NetworkResult, exchange, most_modest
+from yolomlir.autotune.network_stage import (
+    SAMPLES,
+    Alternatives,
+    NetworkResult,
+    exchange,
+    most_modest,
+)
 from yolomlir.autotune.search import Plan, Progress, Report, Tuner
 from yolomlir.autotune.tables import Table, TableEntry
 from yolomlir.autotune.workload import Case, Workload
@@ -20,8 +27,9 @@ from yolomlir.diagnostics import UserError
 
 logger = logging.getLogger(__name__)
 
-_SEARCH_SHARE = 0.72
-"""Of the budget, from the start on; the rest measures finalists again and tries the whole graph."""
+_SEARCH_SHARE, _LAUNCH_SHARE = 0.6, 0.17
+"""Of the budget: for the search, from the start on, and kept for the ways of launching; the rest
+measures finalists again and exchanges tiles in the whole graph."""
 _CLOSE = 1.05
 """A candidate this much slower than the fastest may still be the better one in the whole graph."""
 _MODEST, _MODEST_TRIED = 1.3, 6
@@ -105,7 +113,8 @@ def tune(
             )  # fmt: skip
             tuner.run()
             tuner.settle()
-            network = _whole_graph(run, tuner, lambda: deadline - clock(), report)
+            kept = _LAUNCH_SHARE * budget
+            network = _whole_graph(run, tuner, lambda: deadline - clock(), kept, report)
         finally:
             if own_builder:
                 builder.close()
@@ -188,9 +197,11 @@ class _Run:
 
 
 def _whole_graph(
-    run: _Run, tuner: Tuner, time_left: Callable[[], float], report: Report | None
-) -> NetworkResult | None:
-    """Exchange tiles in the whole graph, where every step has a winner, and record what changed."""
+    run: _Run, tuner: Tuner, time_left: Callable[[], float], kept_seconds: float,
+    report: Report | None,
+) -> NetworkResult | None:  # fmt: skip
+    """Exchange tiles in the whole graph, where every step has a winner, then choose how they are
+    launched, for which some of the time is kept, and record what changed."""
     plan = run.workload.plan
     if any(s.kernel not in run.keys or run.winner(s.kernel) is None for s in plan.steps):
         return None
@@ -212,17 +223,81 @@ def _whole_graph(
         weight = run.workload.cases[name].count * winner.us
         alternatives.append(Alternatives(name, candidates, weight))
 
-    def tell(done: int, total: int) -> None:
-        if report is not None:
-            report(Progress("whole graph", done, total, tuner.measured, 0.0, 0.0, time_left()))
+    def tell(stage: str) -> Callable[[int, int], None]:
+        def told(done: int, total: int) -> None:
+            if report is not None:
+                report(Progress(stage, done, total, tuner.measured, 0.0, 0.0, time_left()))
 
-    network = exchange(alternatives, run.measure, time_left, tell)
+        return told
+
+    released = tuner.begin(_released_otherwise(run, alternatives))
+    network = exchange(
+        alternatives, run.measure, lambda: time_left() - kept_seconds, tell("whole graph")
+    )
+    tuner.collect(released, lambda: time_left() - kept_seconds / 2)
+    network = _launches(run, tuner, alternatives, network, time_left, tell("launches"))
     for name, key in network.chosen.items():
         winner = run.winner(name)
         if winner is not None and winner.tile != key:
-            record = tuner.searches[name].times[key]
-            run.database.add(replace(winner, tile=key, us=record.us))
+            record = _alone(tuner, name, key)
+            run.database.add(replace(winner, tile=key, us=record.us if record else winner.us))
     return network
+
+
+def _released_otherwise(run: _Run, alternatives: list[Alternatives]) -> dict[str, list[str]]:
+    """Of each function whose candidates can release dependents at another time, the tiles that do,
+    the heaviest function first; none where the winner was known before."""
+    wanted: dict[str, list[str]] = {}
+    unknown = run.unknown() if run.workload.target.programmatic_launch else []
+    for alternative in sorted(alternatives, key=lambda a: -a.weight):
+        if alternative.function not in unknown:
+            continue
+        keys = [_otherwise(built) for built in alternative.candidates]
+        wanted[alternative.function] = [key for key in keys if key is not None]
+    return wanted
+
+
+def _otherwise(built: Built) -> str | None:
+    """The key of the tile that releases dependents at another time."""
+    tile = space.released_otherwise(space.tile_of(built.family, built.key))
+    return None if tile is None else space.key_of(tile)
+
+
+def _launches(
+    run: _Run, tuner: Tuner, alternatives: list[Alternatives], network: NetworkResult,
+    time_left: Callable[[], float], tell: Callable[[int, int], None],
+) -> NetworkResult:  # fmt: skip
+    """Choose how what came out of the exchange is launched, of what was not known before."""
+    unknown = set(run.unknown())
+    open_, fixed = [], {}
+    for alternative in alternatives:
+        name = alternative.function
+        kept = tuner.built[name]
+        built = kept[network.chosen[name]]
+        other = kept.get(_otherwise(built) or "")
+        if name in unknown:
+            candidates = (built,) if other is None else (built, other)
+            open_.append(replace(alternative, candidates=candidates))
+        else:
+            fixed[name] = built
+    if not open_ or time_left() <= 0:
+        return network
+    found = choose_launches(open_, fixed, run.measure, time_left, tell)
+    if not found.tried:
+        return network
+    after = run.measure.network(found.chosen, 2 * SAMPLES)
+    chosen = {name: built.key for name, built in found.chosen.items()}
+    return replace(network, after=after, chosen=chosen, launches=found.tried)
+
+
+def _alone(tuner: Tuner, name: str, key: str) -> TimeRecord | None:
+    """The time of a tile alone, to which its carve-out makes no difference; None where it fails."""
+    family = tuner.searches[name].case.problem.family
+    plain = space.key_of(space.with_carveout(space.tile_of(family, key), 0))
+    known = tuner.searches[name].times.get(plain)
+    if known is None:
+        known = tuner.time_alone(name, tuner.built[name][plain])
+    return None if known.fault else known
 
 
 def _close(run: _Run, tuner: Tuner, name: str) -> list[str]:

@@ -23,6 +23,7 @@ from yolomlir.codegen.gpu.conv2d_space import ConvTiles
 from yolomlir.codegen.gpu.conv2d_tile import SHARERS, ConvTile, block_ks, objection
 from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
 from yolomlir.codegen.gpu.epilogue import Epilogue
+from yolomlir.codegen.gpu.tile import carveout_objection, plain, stated_options
 from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.dialects import yolo
 from yolomlir.target import Target
@@ -73,9 +74,9 @@ def problem_of(function: ir.Operation, target: Target, precision: str) -> Proble
 
 
 def key_of(tile: Tile) -> str:
-    """`block_m=64,block_n=32,…`: every option in the order of the tile's fields."""
-    fields = dataclasses.fields(tile)
-    return ",".join(f"{f.name}={int(getattr(tile, f.name))}" for f in fields)
+    """`block_m=64,block_n=32,…`: the options in the order of the tile's fields, without those that
+    came later (`later_option`) and have their default."""
+    return ",".join(f"{name}={int(value)}" for name, value in stated_options(tile).items())
 
 
 def tile_of(family: str, key: str) -> Tile:
@@ -112,7 +113,24 @@ def illegal(problem: Problem, tile: Tile) -> str | None:
         return conv2d_kinds.objection(tile, problem.shape, problem.target, problem.precision)
     if isinstance(tile, ChainTile):
         return chain_tile.objection(tile, problem.shape, problem.target, problem.precision)
-    return None if tile in _listed(problem) else "is not one of the family's tiles"
+    if (reason := carveout_objection(tile)) is not None:
+        return reason
+    return None if plain(tile) in _listed(problem) else "is not one of the family's tiles"
+
+
+# ---- launches -----------------------------------------------------------------------------------
+
+
+def with_carveout(tile: Tile, percent: int) -> Tile:
+    """The tile of the same kernel, with another `carveout`."""
+    return dataclasses.replace(tile, carveout=percent)
+
+
+def released_otherwise(tile: Tile) -> Tile | None:
+    """The tile that releases dependents at the other of two times; None where there is one only."""
+    if not hasattr(tile, "release_early"):
+        return None
+    return dataclasses.replace(tile, release_early=not tile.release_early)
 
 
 # ---- candidates ---------------------------------------------------------------------------------

@@ -180,8 +180,9 @@ class CudaExecutor:
             self._modules[step.kernel] = module
         shared_bytes = record["shared_bytes"]
         function = load_function(
-            self._modules[step.kernel], record["function"], shared_bytes, step.layer
-        )
+            self._modules[step.kernel], record["function"], shared_bytes, step.layer,
+            record.get("carveout", 0),
+        )  # fmt: skip
         arguments: list[Any] = []
         for argument in step.arguments:
             if argument.view is not None:

@@ -169,10 +169,17 @@ def load_module(cubin: bytes | None, ptx: bytes | None, device: CudaDevice, wher
         ) from error
 
 
-def load_function(module: Any, name: str, shared_bytes: int, where: str) -> Any:
-    """A kernel of a module, allowed `shared_bytes` of dynamic shared memory."""
+def load_function(module: Any, name: str, shared_bytes: int, where: str, carveout: int = 0) -> Any:
+    """A kernel of a module, allowed `shared_bytes` of dynamic shared memory.
+
+    carveout: percent of an SM's memory that it prefers to have as shared memory, the rest being
+    L1; 0 leaves it to the driver.
+    """
     function = call(driver.cuModuleGetFunction, module, name.encode(), where=where)
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     if shared_bytes:
         call(driver.cuFuncSetAttribute, function, attribute, shared_bytes, where=where)
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    if carveout:
+        call(driver.cuFuncSetAttribute, function, attribute, carveout, where=where)
     return function

@@ -180,13 +180,15 @@ class _Body:
         weights = self.end.read_weights() if early else []
         if programmatic:
             instructions.wait_for_predecessors()
+            if self.tile.release_early:
+                instructions.release_dependents()
         queries = [self.read_queries(i) for i in range(self.tile.query_tiles)]
         ahead = self.read_keys(Int.of(0))
         positions = self.end.positions(weights) if early else []
         state = self.attend(queries, ahead)
         if not early:
             positions = self.end.positions(self.end.read_weights())
-        if programmatic:
+        if programmatic and not self.tile.release_early:
             instructions.release_dependents()
         for i, rows in enumerate(state):
             self.end.write_partial(i, rows)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu import linalg_match as match
 from yolomlir.codegen.gpu.element import Element, element_named
+from yolomlir.codegen.gpu.tile import later_option
 from yolomlir.dialects import yolo
 from yolomlir.target import Target
 
@@ -55,12 +56,16 @@ class AttentionShape:
 @dataclass(frozen=True)
 class AttentionTile:
     """query_tiles: of 16 queries, a block. key_tiles: of 8 keys, a step of a warp. warps: of a
-    block. cluster: blocks that have the same queries; all their warps share the keys."""
+    block. cluster: blocks that have the same queries; all their warps share the keys.
+    release_early: dependent kernels may start with this one, not only after its last key. carveout:
+    see `tile.CARVEOUTS`."""
 
     query_tiles: int = 1
     key_tiles: int = 2
     warps: int = 8
     cluster: int = 1
+    release_early: bool = later_option(False)
+    carveout: int = later_option(0)
 
     @property
     def queries(self) -> int:

@@ -174,6 +174,8 @@ class ChainKernel:
                 instructions.copy_commit()
         if self.overlap:
             instructions.wait_for_predecessors()
+            if p.tile.release_early:
+                instructions.release_dependents()
         if self.window is not None:
             self.window.load()
             if self.problem.depthwise:
@@ -237,7 +239,7 @@ class ChainKernel:
             sums = warps.multiply_step(index, within, p.slot(step), sums)
             if within < stage.steps - 1:
                 continue
-            if self.overlap and step == p.steps - 1:
+            if self.overlap and step == p.steps - 1 and not p.tile.release_early:
                 instructions.release_dependents()
             if self.store.direct[index]:
                 self.store.finish(index, warps.total(sums))

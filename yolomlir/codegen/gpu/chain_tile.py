@@ -23,6 +23,7 @@ from yolomlir.codegen.gpu.chain_window import Window, window_of
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.codegen.gpu.element import Element
+from yolomlir.codegen.gpu.tile import carveout_objection, later_option
 from yolomlir.diagnostics import UnsupportedError
 from yolomlir.target import Target
 
@@ -92,6 +93,8 @@ class ChainTile:
     of one step over K, at most; slots: buffers of the asynchronous pipeline, which runs on from one
     stage to the next. rows: of the rectangle that the pixels are, whose input is loaded as a
     window; 0 where they follow each other in the output and the input comes a step at a time.
+    release_early: dependent kernels may start with this one, not only before its last epilogue.
+    carveout: see `tile.CARVEOUTS`.
     """
 
     block_m: int
@@ -100,6 +103,8 @@ class ChainTile:
     step_kib: int = 16
     slots: int = 4
     rows: int = 0
+    release_early: bool = later_option(False)
+    carveout: int = later_option(0)
 
     @property
     def columns(self) -> int:
@@ -375,6 +380,8 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         return f"warps = {tile.warps} is not one of 2, 4, 8, 16"
     if tile.slots < 2 or tile.step_kib < 1:
         return "slots must be at least 2, step_kib at least 1"
+    if (reason := carveout_objection(tile)) is not None:
+        return reason
     if tile.rows and (reason := _window_objection(tile, shape)) is not None:
         return reason
     if shape.inner and (reason := _inner_objection(tile, shape)) is not None:

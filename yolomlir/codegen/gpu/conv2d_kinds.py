@@ -16,7 +16,7 @@ from yolomlir.codegen.gpu import chain_tile, conv2d_tile
 from yolomlir.codegen.gpu.chain_tile import ChainShape, ChainTile
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvShape
-from yolomlir.codegen.gpu.tile import TILE, tile_or, to_attribute
+from yolomlir.codegen.gpu.tile import TILE, carveout_objection, tile_or, to_attribute
 from yolomlir.diagnostics import UnsupportedError
 from yolomlir.target import Target
 
@@ -59,7 +59,8 @@ def attribute_of(tile: Conv2dTile) -> ir.Attribute:
 def objection(tile: Conv2dTile, shape: ConvShape, target: Target, precision: str) -> str | None:
     """Why no kernel can be made of this tile; None where it can."""
     if isinstance(tile, ConvTile):
-        return conv2d_tile.objection(tile, shape, target, precision)
+        reason = conv2d_tile.objection(tile, shape, target, precision)
+        return carveout_objection(tile) if reason is None else reason
     if not tile.rows:
         return "rows = 0 is no window"
     if shape.source_vector == 0:

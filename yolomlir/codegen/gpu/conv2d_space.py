@@ -33,7 +33,8 @@ DEPTHS = (2, 3, 4, 6, 8)
 CLUSTERS = (1, 2, 4, 8)
 FLAGS = ("unroll", "through_l1", "staged", "release_early")
 _LARGEST_N = 128
-_FIELDS = {field.name: field for field in dataclasses.fields(ConvTile)}
+_FIELDS = {f.name: f for f in dataclasses.fields(ConvTile) if f.name != "carveout"}
+"""All options but the one that is not the kernel's."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from yolomlir.codegen.gpu.bulk_weights import RingLayout
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.codegen.gpu.element import FLOAT32, Element
 from yolomlir.codegen.gpu.image_window import ImageWindow, image_window
+from yolomlir.codegen.gpu.tile import later_option, to_attribute
 from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.target import Target
 
@@ -49,7 +50,7 @@ class ConvTile:
     release_early: dependent kernels may start with this one, not only after its main loop.
     cluster_k: blocks of a cluster that divide K among themselves. cluster_m: weights come by bulk
     copies (`bulk_weights.py`), which so many blocks of a cluster share (1: none do); 0: every
-    thread copies some.
+    thread copies some. carveout: see `tile.CARVEOUTS`.
     """
 
     block_m: int
@@ -65,6 +66,7 @@ class ConvTile:
     cluster_k: int = 1
     release_early: bool = False
     cluster_m: int = 0
+    carveout: int = later_option(0)
 
     @property
     def sharers(self) -> int:
@@ -182,16 +184,7 @@ class ConvTile:
 
     def to_attribute(self) -> ir.Attribute:
         """The `yolo.tile` dictionary, in the current context."""
-        i64 = ir.IntegerType.get_signless(64)
-        return ir.DictAttr.get(
-            {
-                field.name: ir.BoolAttr.get(value)
-                if isinstance(value, bool)
-                else ir.IntegerAttr.get(i64, value)
-                for field in dataclasses.fields(self)
-                for value in (getattr(self, field.name),)
-            }
-        )
+        return to_attribute(self)
 
     @staticmethod
     def from_attribute(attribute: ir.Attribute) -> ConvTile:

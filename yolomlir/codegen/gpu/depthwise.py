@@ -28,7 +28,7 @@ from yolomlir.codegen.gpu.epilogue import Epilogue, match_epilogue
 from yolomlir.codegen.gpu.generate import register_family
 from yolomlir.codegen.gpu.instructions import fma, release_dependents, wait_for_predecessors
 from yolomlir.codegen.gpu.kernel import ACTIVATION, WEIGHT, Kernel, Parameter
-from yolomlir.codegen.gpu.tile import tile_or
+from yolomlir.codegen.gpu.tile import later_option, tile_or
 from yolomlir.target import Target
 
 ROOT = "linalg.depthwise_conv_2d_nhwc_hwc"
@@ -75,10 +75,11 @@ class DepthwiseProblem:
 
 @dataclass(frozen=True)
 class DepthwiseTile:
-    """Output pixels of a thread's strip, and a block's threads."""
+    """Output pixels of a thread's strip, and a block's threads; carveout: see `tile.CARVEOUTS`."""
 
     pixels: int
     threads: int
+    carveout: int = later_option(0)
 
 
 def default_tile(problem: DepthwiseProblem, target: Target) -> DepthwiseTile:

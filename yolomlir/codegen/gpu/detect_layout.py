@@ -14,6 +14,7 @@ from yolomlir.codegen.gpu.builder import Int, f32, i32_type
 from yolomlir.codegen.gpu.detect_maps import DetectShape
 from yolomlir.codegen.gpu.instructions import fma
 from yolomlir.codegen.gpu.selection import SelectionSize
+from yolomlir.codegen.gpu.tile import later_option
 
 BIN_BITS = 11
 BINS = 1 << BIN_BITS
@@ -34,10 +35,11 @@ def bin_of(x: ir.Value) -> Int:
 @dataclass(frozen=True)
 class DetectTile:
     """threads: of a block. lanes: neighbouring threads that share an anchor's logits, at most 16
-    (a warp has pairs of anchors)."""
+    (a warp has pairs of anchors). carveout: see `tile.CARVEOUTS`."""
 
     threads: int
     lanes: int
+    carveout: int = later_option(0)
 
     @property
     def anchors(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 
 from yolomlir.bindings import func, ir
 from yolomlir.codegen.gpu.kernel import Kernel
-from yolomlir.diagnostics import InternalError, UnsupportedError
+from yolomlir.codegen.gpu.tile import CARVEOUTS, stated_carveout
+from yolomlir.diagnostics import InternalError, UnsupportedError, UserError
 from yolomlir.target import Target
 
 Generator = Callable[[func.FuncOp, Target, str, str], Kernel]
@@ -68,4 +70,12 @@ def generate_kernel(
             where=where,
             hint=f"families: {', '.join(_MODULES)}",
         )
-    return _GENERATORS[family](function, target, precision, where)
+    carveout = stated_carveout(function.operation)
+    if carveout not in CARVEOUTS:
+        raise UserError(
+            f"the tile has carveout {carveout}",
+            where=where,
+            hint=f"one of: {', '.join(map(str, CARVEOUTS))}",
+        )
+    kernel = _GENERATORS[family](function, target, precision, where)
+    return dataclasses.replace(kernel, launch=dataclasses.replace(kernel.launch, carveout=carveout))

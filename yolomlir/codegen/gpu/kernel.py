@@ -41,7 +41,8 @@ class Launch:
 
     shared_bytes: dynamic shared memory a block. workspace_bytes: scratch in global memory, passed
     as the last pointer when it is not 0. programmatic: the kernel waits for its predecessors
-    itself (`griddepcontrol.wait`), so it may follow them by a programmatic edge.
+    itself (`griddepcontrol.wait`), so it may follow them by a programmatic edge. carveout: percent
+    of an SM's memory that it prefers to have as shared memory; 0 leaves that to the driver.
     """
 
     function: str
@@ -52,10 +53,14 @@ class Launch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     workspace_bytes: int = 0
     programmatic: bool = False
+    carveout: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries and lists."""
-        return dataclasses.asdict(self)
+        """Plain dictionaries and lists, without a `carveout` of 0."""
+        data = dataclasses.asdict(self)
+        if not self.carveout:
+            del data["carveout"]
+        return data
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Launch:

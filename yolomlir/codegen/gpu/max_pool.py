@@ -33,7 +33,7 @@ from yolomlir.codegen.gpu.instructions import (
     wait_for_predecessors,
 )
 from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel, Parameter
-from yolomlir.codegen.gpu.tile import tile_or
+from yolomlir.codegen.gpu.tile import later_option, tile_or
 from yolomlir.diagnostics import UnsupportedError
 from yolomlir.target import Target
 
@@ -89,12 +89,14 @@ class MaxPool:
 
 @dataclass(frozen=True)
 class MaxPoolTile:
-    """A block's output rows, columns and channels, and its threads."""
+    """A block's output rows, columns and channels, and its threads; carveout: see
+    `tile.CARVEOUTS`."""
 
     rows: int
     columns: int
     channels: int = 8
     threads: int = 256
+    carveout: int = later_option(0)
 
 
 def shared_bytes(pool: MaxPool, tile: MaxPoolTile) -> int:

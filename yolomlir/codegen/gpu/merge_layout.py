@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from yolomlir.codegen.gpu.detect_layout import BINS, BinPlaces, DetectTile, Layout
 from yolomlir.codegen.gpu.detect_maps import DetectShape
 from yolomlir.codegen.gpu.selection import SelectionSize
+from yolomlir.codegen.gpu.tile import later_option
 from yolomlir.target import Target
 
 LANES = 16
@@ -22,11 +23,12 @@ RECORD = 8
 @dataclass(frozen=True)
 class MergeTile:
     """threads: of a block. lanes: neighbouring threads that share an anchor's logits. blocks: of a
-    cluster, which share an image's anchors."""
+    cluster, which share an image's anchors. carveout: see `tile.CARVEOUTS`."""
 
     threads: int
     lanes: int
     blocks: int
+    carveout: int = later_option(0)
 
 
 @dataclass(frozen=True)
