@@ -107,7 +107,12 @@ def test_a_tuning_run_and_what_it_changes(
         builder.close()
     assert again.measured == 0
     assert [r.tile for r in again.rows] == [r.tile for r in result.rows]
-    assert all(r.us <= 1.02 * r.default_us for r in result.rows)
+    # The whole graph may prefer what is somewhat slower alone.
+    assert sum(r.count * r.us for r in result.rows) <= sum(
+        1.02 * r.count * r.default_us for r in result.rows
+    )
+    assert result.network is not None
+    assert result.network.launches > 0
     tuned = compile_checkpoint(checkpoint, options)
     assert len(Database.open(load.target.name, result.device).winners) == len(load.cases)
     image = np.random.default_rng(0).integers(0, 256, (1, SIDE, SIDE, 3), dtype=np.uint8)

@@ -260,6 +260,63 @@ def test_a_candidate_from_the_database_is_launched_with_it() -> None:
     assert with_carveout(usual, 50) == found
 
 
+# ---- the measurement ----------------------------------------------------------------------------
+
+
+class _Replayed:
+    """A graph that says when it is replayed."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name, self.alive = log, name, True
+
+    def enqueue(self, stream: object) -> None:
+        assert self.alive
+        self.log.append(self.name)
+
+    def destroy(self) -> None:
+        assert self.alive
+        self.alive = False
+
+
+def test_two_graphs_are_replayed_in_turns_and_kept_for_the_next_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from types import SimpleNamespace
+
+    from yolomlir.autotune import measure
+
+    log: list[str] = []
+    graphs: list[_Replayed] = []
+    us = {"x": 100.0, "y": 90.0, "z": 110.0}
+
+    made = object.__new__(measure.CudaMeasure)
+    made._context = SimpleNamespace(make_current=lambda: None)  # type: ignore[assignment]
+    made._events, made._stream, made._graphs = [0, 1], 0, {}
+    made._driver = SimpleNamespace(
+        cuEventRecord=lambda *args: None, cuEventSynchronize=lambda *args: None,
+        cuEventElapsedTime=lambda *args: us[log[-1]] / 1e3,
+    )  # fmt: skip
+    made._call = lambda function, *args: function(*args)  # type: ignore[assignment]
+
+    def whole(chosen: Mapping[str, Built]) -> _Replayed:
+        graphs.append(_Replayed(log, chosen["f"].key))
+        return graphs[-1]
+
+    monkeypatch.setattr(made, "_whole_graph", whole)
+    x, y, z = ({"f": Built("f", "conv2d", key)} for key in "xyz")
+    assert made.compare(x, y, 3) == pytest.approx((100.0, 90.0))
+    turns = [name for name, before in zip(log, ["", *log], strict=False) if name != before]
+    assert turns == ["x", "y"] * 3
+    assert log.count("x") == log.count("y") >= 3 * 40
+    assert made.compare(y, z, 1) == pytest.approx((90.0, 110.0))
+    assert [(g.name, g.alive) for g in graphs] == [("x", False), ("y", True), ("z", True)]
+    # What is measured alone may be unloaded: nothing that launches it stays.
+    made._modules = {("f", "y"): ("module", "function")}
+    made._driver.cuModuleUnload = lambda module: None
+    made._unload(y["f"])
+    assert not any(g.alive for g in graphs)
+
+
 # ---- the runtime --------------------------------------------------------------------------------
 
 
