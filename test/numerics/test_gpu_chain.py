@@ -39,6 +39,7 @@ from yolomlir.compiler import CompileOptions, emit
 from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.frontend import network
 from yolomlir.frontend.checkpoint import Checkpoint
+from yolomlir.runtime.packing import packed
 from yolomlir.simulator.report import SimulationReport
 from yolomlir.simulator.simulate import simulate
 from yolomlir.target import target_named
@@ -89,7 +90,8 @@ def run(
         if parameter.role == ACTIVATION:
             flat += spread(operand, extra)
         else:
-            flat.append((round_to_tf32(operand) if parameter.tf32 else operand).reshape(-1))
+            values = round_to_tf32(operand) if parameter.tf32 else operand
+            flat.append(packed(values, parameter.packed).reshape(-1))
     outputs, places = {}, []
     for index in case.results:
         shape = (case.batch, *case.out_size, case.links[index].out)

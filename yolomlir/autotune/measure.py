@@ -181,8 +181,9 @@ class CudaMeasure:
         return self._packed[name, order]
 
     def _uploaded(self, values: NDArray[Any], order: Order) -> int:
+        values = np.ascontiguousarray(packed(values, order))
         memory = self._allocate(values.nbytes)
-        memory.upload(np.ascontiguousarray(packed(values, order)))
+        memory.upload(values)
         return int(memory.address)
 
     # ---- launches ---------------------------------------------------------------------------

@@ -156,14 +156,14 @@ class CudaExecutor:
     def _upload_weights(self, program: Program) -> dict[str, int]:
         """Every weight in one allocation, in its kernel's order; its address by name."""
         orders = packing.orders(program.plan, program.kernels)
+        packed = {n: packing.packed(t, orders.get(n, ())) for n, t in program.weights.items()}
         offsets: dict[str, int] = {}
         end = 0
-        for name, tensor in program.weights.items():
+        for name, values in packed.items():
             offsets[name] = end
-            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+            end += -(-values.nbytes // _ALIGNMENT) * _ALIGNMENT
         memory = self._allocate(end, "weights")
-        for name, tensor in program.weights.items():
-            values = packing.packed(tensor, orders.get(name, ()))
+        for name, values in packed.items():
             memory.upload(np.ascontiguousarray(values), offsets[name])
         return {name: memory.address + offset for name, offset in offsets.items()}
 

@@ -27,15 +27,16 @@ _LINE_CHUNKS = 8
 def packed(values: NDArray[Any], order: Order) -> NDArray[Any]:
     """Weights O x (K in any number of dimensions) in that order, in the same shape.
 
-    rows must divide O, columns K; a column has whole chunks.
+    columns are whole chunks. Where rows do not divide O, or columns K, there are zeros for what is
+    missing, and the result is O' x K' of the multiples.
     """
     if not order:
         return values
     rows, columns, paired = order
     size = _CHUNK_BYTES // values.itemsize
     chunks = columns // size
-    channels = values.shape[0]
-    flat = np.ascontiguousarray(values).reshape(channels // rows, rows, -1, chunks, size)
+    values = _filled(values, rows, columns)
+    flat = np.ascontiguousarray(values).reshape(len(values) // rows, rows, -1, chunks, size)
     row = np.arange(rows)
     channel = row // 16 * 16 + row % 8 // 2 * 4 + row % 16 // 8 * 2 + row % 2 if paired else row
     lines = row // max(1, _LINE_CHUNKS // chunks) % min(chunks, _LINE_CHUNKS)
@@ -43,6 +44,13 @@ def packed(values: NDArray[Any], order: Order) -> NDArray[Any]:
     # (tiles over O, K's tiles, rows, chunks, elements of a chunk)
     tiles = flat.transpose(0, 2, 1, 3, 4)[:, :, channel[:, None], chunk]
     return np.ascontiguousarray(tiles).reshape(values.shape)
+
+
+def _filled(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
+    """With zeros up to multiples of rows and columns."""
+    flat = values.reshape(len(values), -1)
+    missing = [-flat.shape[0] % rows, -flat.shape[1] % columns]
+    return np.pad(flat, [(0, count) for count in missing]) if any(missing) else values
 
 
 def orders(plan: Plan, kernels: Mapping[str, Mapping[str, Any]]) -> dict[str, Order]:

@@ -17,12 +17,13 @@ when it fills that slot once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from yolomlir.codegen.gpu import instructions, mbarrier
 from yolomlir.codegen.gpu.builder import TRUE, Bool, Buffer, Int, KernelBuilder, guard
+from yolomlir.diagnostics import InternalError
 
 _WORDS = mbarrier.BARRIER_BYTES // 4
 _ALIGNMENT = 16
@@ -77,16 +78,18 @@ class Route:
 
 
 class BulkRing:
-    """The ring of one block. rank: its number among those that share, which is its own number in
-    the cluster. barriers_at: where in shared memory its barriers are.
+    """The ring of one block. route: of all steps, or of each where they differ and are known.
+    rank: its number among those that share, which is its own number in the cluster. barriers_at:
+    where in shared memory its barriers are.
 
     A kernel calls `open` first of all and `fill` once; then, in each step behind a barrier of the
     block, `advance` and `wait`.
     """
 
     def __init__(
-        self, k: KernelBuilder, layout: RingLayout, route: Route, rank: Int, barriers_at: int
-    ) -> None:
+        self, k: KernelBuilder, layout: RingLayout, route: Route | Sequence[Route], rank: Int,
+        barriers_at: int,
+    ) -> None:  # fmt: skip
         self._k, self._layout, self._route, self._rank = k, layout, route, rank
         size = _WORDS * layout.slots
         self._full = k.shared("float32", size, offset_bytes=barriers_at)
@@ -143,7 +146,7 @@ class BulkRing:
 
     def _copy(self, step: Int) -> None:
         """This block's part of a step, to every block that shares."""
-        route, blocks = self._route, self._layout.blocks
+        route, blocks = self._route_of(step), self._layout.blocks
         slot = step % self._layout.slots
         at = slot * _WORDS
         size = route.elements * route.shared.element_bytes
@@ -154,6 +157,13 @@ class BulkRing:
             route.shared, route.target(slot) + first, route.weights, route.source(step) + first,
             part, self._full, at, blocks=(1 << blocks) - 1 if blocks > 1 else None,
         )  # fmt: skip
+
+    def _route_of(self, step: Int) -> Route:
+        if isinstance(self._route, Route):
+            return self._route
+        if step.known is None:
+            raise InternalError("a step in a loop has no route of its own")
+        return self._route[step.known]
 
     def _give_back(self, slot: Int) -> None:
         """Tell all blocks that share, this one too, that this one has read a slot."""

@@ -9,7 +9,7 @@ of every block of the cluster (`chain_store.py`), and to global memory only wher
 from __future__ import annotations
 
 from yolomlir.bindings import func, ir
-from yolomlir.codegen.gpu import instructions, products
+from yolomlir.codegen.gpu import instructions, mbarrier, products
 from yolomlir.codegen.gpu.builder import TRUE, Buffer, Int, KernelBuilder, guard
 from yolomlir.codegen.gpu.chain_exchange import ClusterExchange
 from yolomlir.codegen.gpu.chain_input import WindowLoader, WindowReader
@@ -25,6 +25,7 @@ from yolomlir.codegen.gpu.chain_tile import (
     objection,
     plan,
 )
+from yolomlir.codegen.gpu.chain_weights import bulk_ring, with_orders
 from yolomlir.codegen.gpu.conv2d_load import InputLoader, WeightLoader
 from yolomlir.codegen.gpu.element import FLOAT32
 from yolomlir.codegen.gpu.generate import register_family
@@ -85,7 +86,7 @@ class ChainKernel:
         cluster = f"array<i32: 1, {tile.cluster_n}, 1>"
         self._builder = KernelBuilder(
             name,
-            problem.parameters,
+            with_orders(problem, self.plan),
             threads=self.plan.threads,
             shared_bytes=self.plan.shared_bytes,
             location=location,
@@ -133,13 +134,16 @@ class ChainKernel:
             k, self.problem, p, staged, self.scratch, inputs, self.exchange, regions,
             self.rank, end, exact=self.exact,
         )  # fmt: skip
+        self.bulk = bulk_ring(k, self.problem, p, self.ring, self.rank)
+        if self.bulk is not None:
+            self.bulk.open()
         self.weights = {
             i: WeightLoader(
                 p.loader_tile(i), stage.shape, k.arguments[stage.weight].buffer, self.ring,
                 k.thread, self.rank * p.stages[i].n, paired=self.store.direct[i],
             )
             for i, stage in enumerate(self.problem.stages)
-            if p.stages[i].steps
+            if p.stages[i].steps and self.bulk is None
         }  # fmt: skip
         self.source: InputLoader | None = None
         self.window: WindowLoader | None = None
@@ -164,7 +168,9 @@ class ChainKernel:
         before the wait."""
         p = self.plan
         count = p.steps if p.steps <= p.slots else p.slots - 1
-        for step in range(count):
+        if self.bulk is not None:
+            self.bulk.fill()
+        for step in range(count if self.bulk is None else 0):
             self._load_weights(step)
         self.store.load_vectors()
         self.store.clear_padding()
@@ -197,7 +203,8 @@ class ChainKernel:
         self.weights[index].load(Int.of(within), Int.of(slot))
 
     def _load(self, step: int) -> None:
-        self._load_weights(step)
+        if self.bulk is None:
+            self._load_weights(step)
         self._load_input(step)
 
     def _load_input(self, step: int) -> None:
@@ -219,11 +226,15 @@ class ChainKernel:
             stage = p.stages[index]
             if within == 0 and index == 0 and self.window is not None:
                 self.store.load_residuals(index)  # they arrive with the window
-            if within == 0 or not p.resident:
+            if p.meets(step, index, within):
                 instructions.copy_wait(committed - step - 1)
                 if step == 0 and self.window is not None and self.rounds_window:
                     self.window.round()
+                if p.overwrites_input(step):
+                    mbarrier.reuse_for_copies()
                 instructions.barrier()
+            if self.bulk is not None:
+                self.bulk.advance(Int.of(step))
             if committed < p.steps:
                 self._load(committed)
                 instructions.copy_commit()
@@ -236,6 +247,8 @@ class ChainKernel:
             if within == 0:
                 self.store.store_late()
                 self.exchange.receive(index)
+            if self.bulk is not None:
+                self.bulk.wait(Int.of(step))
             sums = warps.multiply_step(index, within, p.slot(step), sums)
             if within < stage.steps - 1:
                 continue

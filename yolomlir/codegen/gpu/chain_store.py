@@ -50,6 +50,17 @@ class Run:
     exists: Bool
 
 
+def direct_of(problem: ChainProblem, plan: ChainPlan) -> tuple[bool, ...]:
+    """Which stages' sums do not go through shared memory."""
+    additions = [
+        (number - STAGE, later)
+        for later, stage in enumerate(problem.stages)
+        for number in stage.epilogue.element
+        if number >= STAGE
+    ]
+    return direct_stages(plan.stages, plan.tile.warps, additions)
+
+
 class ChainStore:
     """The epilogues of a chain with what they read, and the places their results go to."""
 
@@ -90,13 +101,7 @@ class ChainStore:
         """Of the stage at hand: by argument, a run's values each."""
         self._kept: dict[int, list[list[ir.Value]]] = {}
         """Results of stages that later ones add."""
-        additions = [
-            (number - STAGE, later)
-            for later, stage in enumerate(problem.stages)
-            for number in stage.epilogue.element
-            if number >= STAGE
-        ]
-        self.direct = direct_stages(plan.stages, plan.tile.warps, additions)
+        self.direct = direct_of(problem, plan)
         """Which stages' sums do not go through shared memory."""
         self._unstored: tuple[int, list[list[ir.Value]]] | None = None
         """A stage's result that is to go to global memory, too, and has not yet."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+from yolomlir.codegen.gpu.bulk_weights import RingLayout
 from yolomlir.codegen.gpu.chain_window import Window, window_of
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvShape
@@ -95,6 +96,7 @@ class ChainTile:
     window; 0 where they follow each other in the output and the input comes a step at a time.
     release_early: dependent kernels may start with this one, not only before its last epilogue.
     carveout: see `tile.CARVEOUTS`.
+    bulk: 1 where one thread brings a step's weights with one copy, 0 where all threads share them.
     """
 
     block_m: int
@@ -105,6 +107,7 @@ class ChainTile:
     rows: int = 0
     release_early: bool = later_option(False)
     carveout: int = later_option(0)
+    bulk: int = later_option(0)
 
     @property
     def columns(self) -> int:
@@ -198,7 +201,18 @@ class ChainPlan:
         """Shared memory of a block."""
         elements = sum(self.ring) + sum(self.inputs)
         inner = self.shape.element.bytes * elements + self.scratch_bytes + self.vector_bytes
-        return inner + self.barrier_bytes
+        return inner + self.ring_barrier_bytes + self.barrier_bytes
+
+    @property
+    def weight_ring(self) -> RingLayout | None:
+        """Of weights that come by bulk copies."""
+        return RingLayout(self.slots, self.steps) if self.tile.bulk and self.steps else None
+
+    @property
+    def ring_barrier_bytes(self) -> int:
+        """Of the barriers of weights that come by bulk copies."""
+        ring = self.weight_ring
+        return ring.barrier_bytes if ring is not None else 0
 
     @property
     def barrier_bytes(self) -> int:
@@ -215,6 +229,22 @@ class ChainPlan:
     def resident(self) -> bool:
         """Whether all weights and a window arrive before the first product, for no step to wait."""
         return self.window is not None and self.steps <= self.slots
+
+    def meets(self, step: int, index: int, within: int) -> bool:
+        """Whether the block's threads meet before a step, which is number `within` of a stage: for
+        what they have copied or computed, or for a slot that is free then."""
+        if not self.tile.bulk:
+            return within == 0 or not self.resident
+        refills = 0 < step < self.steps - self.slots + 1
+        return within == 0 or refills or self.loaded_rows(index) > 0
+
+    def overwrites_input(self, step: int) -> bool:
+        """Whether the bulk copy that a step starts goes to where copies of threads have put a tile
+        of the input."""
+        new = step + self.slots - 1
+        if not self.tile.bulk or step == 0 or new >= self.steps or not self.loaded_rows(0):
+            return False
+        return new >= self.stages[0].steps > new % self.slots
 
     @property
     def rectangles(self) -> tuple[int, int]:
@@ -382,6 +412,8 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         return "slots must be at least 2, step_kib at least 1"
     if (reason := carveout_objection(tile)) is not None:
         return reason
+    if tile.bulk not in (0, 1) or (tile.bulk and not target.clusters):
+        return f"bulk = {tile.bulk} is not a way of copies of {target.name}"
     if tile.rows and (reason := _window_objection(tile, shape)) is not None:
         return reason
     if shape.inner and (reason := _inner_objection(tile, shape)) is not None:
@@ -410,8 +442,10 @@ def objection(tile: ChainTile, shape: ChainShape, target: Target, precision: str
         count = sum(stage.products(step) for step in range(stage.steps))
         instructions += counted * r * c * count // stage.warps_k
         rows, weights = p.loader_tile(index).copies(convolution)
+        weights = 0 if tile.bulk else weights
         copies += stage.steps * (weights + (rows if p.loaded_rows(index) else 0))
-        for vector in (convolution.source_vector, convolution.weight_vector):
+        vectors = [convolution.source_vector] if p.loaded_rows(index) or not tile.bulk else []
+        for vector in vectors if tile.bulk else [*vectors, convolution.weight_vector]:
             if threads % (stage.block_k // vector):
                 return f"{threads} threads cannot share rows of {stage.block_k // vector} copies"
     if kept > _MAX_RUNS:

@@ -74,6 +74,13 @@ def publish_barriers() -> None:
     nvvm.fence_mbarrier_init()
 
 
+def reuse_for_copies() -> None:
+    """What this thread has written to shared memory comes before bulk copies to the same place
+    that a thread starts which it meets then."""
+    shared = ir.Attribute.parse("#nvvm.shared_space<cta>")
+    nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=shared)
+
+
 def send(
     target: RemoteBuffer, offset: Int | int, values: Sequence[ir.Value], barrier: RemoteBuffer
 ) -> None:
