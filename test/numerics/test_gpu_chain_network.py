@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from yolomlir.codegen.gpu.tile import to_attribute
 from yolomlir.compiler import CompileOptions, emit
 from yolomlir.frontend import network
 from yolomlir.frontend.checkpoint import Checkpoint
+from yolomlir.runtime.packing import packed
 from yolomlir.simulator.simulate import simulate
 from yolomlir.target import Target, target_named
 
@@ -115,7 +117,7 @@ def best_window(shape: ChainShape, target: Target, precision: str) -> ChainTile 
     return min(tiles, key=lambda t: estimate_us(t, shape, target, precision), default=None)
 
 
-def check(view: Any, name: str, chip: str, precision: str, *, windows: bool) -> bool:
+def check(view: Any, name: str, chip: str, precision: str, *, windows: bool, bulk: int = 0) -> bool:
     """Simulate some blocks of one chain and compare what they wrote; whether it has such a tile."""
     function, target = view.operation, target_named(chip)
     problem = match_chain(function, precision=precision)
@@ -124,13 +126,14 @@ def check(view: Any, name: str, chip: str, precision: str, *, windows: bool) -> 
     tile = choose(shape, target, precision)
     if tile is None:
         return False
+    tile = dataclasses.replace(tile, bulk=bulk)
     function.attributes["yolo.tile"] = to_attribute(tile)
     work = plan(tile, shape)
     kernel = generate_kernel(view, target, precision=precision)
     operands = random_operands(function, kernel, problem)
     flat: list[Any] = []
     for operand, parameter in zip(operands, kernel.launch.parameters, strict=False):
-        flat.append(operand.reshape(-1))
+        flat.append(packed(operand, parameter.packed).reshape(-1))
         flat += [operand.shape[-1]] if parameter.role == ACTIVATION else []
     places = {}
     stored = [(s.result, i) for i, s in enumerate(problem.stages) if s.result is not None]
@@ -156,8 +159,9 @@ def check(view: Any, name: str, chip: str, precision: str, *, windows: bool) -> 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chip", ["sm_90", "sm_120"])
 @pytest.mark.parametrize("windows", [False, True], ids=["default", "window"])
+@pytest.mark.parametrize("bulk", [0, 1], ids=["", "bulk"])
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_every_chain_in_the_simulator(chip, windows, precision):
+def test_every_chain_in_the_simulator(chip, windows, bulk, precision):
     shapes = network.parameters(network.SCALES["n"], 80, fused=True)
     weights = {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
     options = CompileOptions(target=chip, precision=precision, level=3)
@@ -168,5 +172,5 @@ def test_every_chain_in_the_simulator(chip, windows, precision):
             op = view.operation
             if "yolo.family" in op.attributes and yolo.string(op, "yolo.family") == "chain":
                 name = yolo.string(op, "sym_name")
-                checked += check(view, name, chip, precision, windows=windows)
+                checked += check(view, name, chip, precision, windows=windows, bulk=bulk)
     assert checked >= (15 if windows else 20)

@@ -41,6 +41,8 @@ _WITH_FLAGS = 64
 """Geometries of which every combination of flags is considered for the untuned choice."""
 _IN_BULK = 128
 """Of the most promising tiles so many are considered with weights by bulk copies as well."""
+_CHAINS_IN_BULK = 4
+"""The same of chains and windows: the search finds more of them beside what is fast."""
 _VARIETY = 3
 """Candidates of one block size among the first ones: the model may be wrong about all of them."""
 _OPENING, _OF_KIND = 10, 2
@@ -242,13 +244,31 @@ def predicted_us(
 
 def neighbours(problem: Problem, tile: Tile) -> list[Tile]:
     """Legal tiles that differ from one in one option or two, in a fixed order."""
+    if isinstance(tile, ChainTile):
+        return list(_near_chains(problem, tile))
     if problem.family != "conv2d":
         return list(_listed(problem))
-    if isinstance(tile, ChainTile):
-        windows = conv2d_kinds.window_tiles(problem.shape, problem.target, problem.precision)
-        return [t for t in windows if 1 <= _differing(t, tile) <= 2]
     changed = dict.fromkeys(_changes(tile, block_ks(problem.shape.element)))
     return [t for t in changed if t != tile and illegal(problem, t) is None]
+
+
+def _near_chains(problem: Problem, tile: ChainTile) -> Iterator[ChainTile]:
+    """First the same tile with its weights brought in the other way, then others that bring them
+    as this one does: of a window those near it, of a chain all that are listed."""
+    yield from _brought(problem, tile, 1 - tile.bulk)
+    if problem.family == "conv2d":
+        windows = conv2d_kinds.window_tiles(problem.shape, problem.target, problem.precision)
+        others = [t for t in windows if _differing(t, tile) <= 2 + tile.bulk]
+    else:
+        others = [t for t in _listed(problem) if not t.bulk]
+    for other in others:
+        yield from (t for t in _brought(problem, other, tile.bulk) if t != tile)
+
+
+def _brought(problem: Problem, tile: ChainTile, bulk: int) -> list[ChainTile]:
+    """The tile with weights by bulk copies, or without; none where that is not legal."""
+    other = dataclasses.replace(tile, bulk=bulk)
+    return [other] if illegal(problem, other) is None else []
 
 
 def _differing(one: Tile, other: Tile) -> int:
@@ -342,6 +362,8 @@ def _listed(problem: Problem) -> tuple[Tile, ...]:
     tiles: list[Tile]
     if problem.family == "chain":
         tiles = module.likely_tiles(problem.shape, target, problem.precision)
+        first = [t for tile in tiles[:_CHAINS_IN_BULK] for t in (tile, *_brought(problem, tile, 1))]
+        tiles = [*first, *tiles[_CHAINS_IN_BULK:]]
     elif problem.family == "depthwise":
         width = problem.shape.shape.out_width
         sizes = [p for p in (1, 2, 4, 8) if p <= width]

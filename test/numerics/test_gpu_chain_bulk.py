@@ -1,0 +1,327 @@
+"""Chains whose weights come by bulk copies, in the simulator, against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from chain_cases import ChainCase, Link, Part, chain_module, random_operands
+from conv_cases import Case
+from test_gpu_chain import CASES, TWO, run, shape_of_case, spread
+from test_gpu_chain_pairs import BLOCK as PAIR_BLOCK
+from test_gpu_chain_pairs import BOTTLENECK
+from test_gpu_chain_pairs import MORE as PAIRS
+from test_gpu_chain_window import BLOCK, DEPTHWISE, DOWN
+from test_gpu_chain_window import MORE as WINDOWS
+from test_gpu_conv2d import run as run_conv
+from yolomlir.dialects import yolo
+
+from yolomlir.autotune import space
+from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.chain_tile import ChainTile, objection, plan
+from yolomlir.codegen.gpu.generate import generate_kernel
+from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
+from yolomlir.codegen.gpu.ptx import assemble, to_ptx
+from yolomlir.codegen.gpu.tile import to_attribute
+from yolomlir.runtime.packing import orders, packed
+from yolomlir.runtime.plan import Argument, Plan, Step
+from yolomlir.simulator import SimulationError, simulate
+from yolomlir.target import target_named
+
+SM_90 = target_named("sm_90")
+WAIT = re.compile(r"\n *llvm\.inline_asm has_side_effects \"\{[^\n]*try_wait[^\n]*\$1;[^\n]*")
+FENCE = re.compile(r"\n *nvvm\.fence\.proxy[^\n]*")
+
+
+@pytest.fixture(autouse=True)
+def context():
+    with yolo.new_context(), ir.Location.unknown():
+        yield
+
+
+def bulk(*options: int, **more: int) -> ChainTile:
+    return ChainTile(*options, **more, bulk=1)
+
+
+def compare(case: ChainCase, tile: ChainTile, precision: str, extra: int = 8) -> None:
+    """Within the bounds, and the bits of the kernel whose threads all copy."""
+    seed = len(case.links)
+    found, _ = run(case, tile, precision, extra=extra, seed=seed)
+    usual, _ = run(case, dataclasses.replace(tile, bulk=0), precision, extra=extra, seed=seed)
+    for a, b in zip(found, usual, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+RAGGED = ChainCase(3, 6, 64, (Link(64), Link(56, (Part(64, 0),))))
+"""The last block of a cluster has fewer channels of the last stage."""
+# Rings that are used again and again, and steps that all have their slot; runs of pixels, ragged.
+RINGS = [
+    bulk(16, 1, 4, 1, 2),
+    bulk(32, 1, 2, 1, 3),
+    bulk(16, 1, 8, 8, 12),
+    bulk(64, 1, 16, 2, 4),
+]
+
+
+@pytest.mark.parametrize("tile", RINGS, ids=str)
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
+def test_two_stages(tile, precision):
+    compare(TWO, tile, precision)
+
+
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_forms(case, precision):
+    """K and channels that nothing divides, too: zeros come from memory."""
+    compare(case, bulk(16, 1, 4, 2, 3), precision)
+
+
+@pytest.mark.parametrize(
+    ("case", "tile"),
+    [
+        (CASES[0], bulk(16, 2, 4, 2, 3)),
+        (CASES[2], bulk(16, 2, 4, 2, 2)),
+        (RAGGED, bulk(16, 4, 4, 8, 12)),
+        (RAGGED, bulk(16, 2, 8, 4, 2)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, ChainTile) else "",
+)
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_each_block_of_a_cluster_has_its_own(case, tile, precision):
+    compare(case, tile, precision)
+
+
+@pytest.mark.parametrize(
+    ("case", "tile"),
+    [
+        (DOWN, bulk(32, 1, 4, 2, 2, rows=4)),
+        (BLOCK, bulk(64, 1, 8, 8, 12, rows=8)),
+        (BLOCK, bulk(64, 2, 4, 1, 3, rows=4)),
+        (WINDOWS[5], bulk(16, 1, 4, 2, 3, rows=4)),
+        (BOTTLENECK, bulk(32, 1, 4, 2, 2, rows=4)),
+        (PAIR_BLOCK, bulk(32, 1, 8, 8, 12, rows=2)),
+        (PAIR_BLOCK, bulk(16, 2, 4, 2, 3, rows=4)),
+        (PAIRS[4], bulk(16, 1, 4, 1, 2, rows=4)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, ChainTile) else "",
+)
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_windows_and_pairs(case, tile, precision):
+    compare(case, tile, precision)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_behind_a_depthwise_stage(precision):
+    for case in DEPTHWISE[:2]:
+        compare(case, bulk(16, 1, 4, 2, 3), precision)
+        compare(case, bulk(32, 1, 4, 8, 12, rows=4), precision)
+    links = (Link(32), Link(40, (Part(32, 0),)), Link(24, (Part(40, 1),)))
+    case = ChainCase(6, 7, 32, links, kernel=3, depthwise=True, stored=(0,))
+    compare(case, bulk(32, 2, 4, 1, 2, rows=4), precision)
+
+
+@pytest.mark.parametrize(("precision", "element"), [("tf32", "f32"), ("fp16", "f16")])
+def test_a_convolution_as_a_window(precision, element):
+    case = Case(9, 9, ((16, 1),), 32, residual=True, extra_pitch=8, element=element)
+    run_conv(case, bulk(32, 1, 4, 2, 3, rows=4), precision)
+
+
+def test_lanes_with_whole_sums():
+    """Rows of the weights are in the order of `paired_channel` then."""
+    case = ChainCase(8, 8, 32, (Link(32), Link(32, (Part(32, 0),), add="argument")))
+    tile = bulk(64, 1, 4, 4, 2)
+    kernel = kernel_of(case, tile)
+    found = [p.packed for p in kernel.launch.parameters if p.packed]
+    assert any(order[2] for order in found)
+    for precision in ("tf32", "fp16"):
+        compare(case, tile, precision)
+
+
+# ---- the kernel ---------------------------------------------------------------------------------
+
+
+def kernel_of(
+    case: ChainCase, tile: ChainTile, target: str = "sm_90", precision: str = "tf32"
+) -> Kernel:
+    module, _ = chain_module(case, half=precision == "fp16")
+    function = module.body.operations[0]
+    function.operation.attributes["yolo.tile"] = to_attribute(tile)
+    return generate_kernel(function, target_named(target), precision=precision)
+
+
+SHAPES = [
+    (ChainCase(40, 40, 64, (Link(64), Link(80, (Part(32), Part(64, 0))))), bulk(32, 2, 8, 16, 3)),
+    (ChainCase(40, 40, 32, (Link(64), Link(64, (Part(64, 0),))), kernel=3), bulk(32, 1, 8, 8, 3)),
+]
+
+
+def problem_of(case: ChainCase, target: str, precision: str) -> space.Problem:
+    module, _ = chain_module(case, half=precision == "fp16")
+    function = module.body.operations[0].operation
+    return space.problem_of(function, target_named(target), precision)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_120"])
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_the_instructions(target, precision):
+    """The first copies come before the wait for earlier kernels, one copy and one wait a step."""
+    gpu = target_named(target)
+    for case, tile in SHAPES:
+        ptx = to_ptx(kernel_of(case, tile, target, precision).module, gpu)
+        assert assemble(ptx, gpu.chip).spill_bytes == 0
+        work = plan(tile, problem_of(case, target, precision).shape)
+        before, after = ptx.split("griddepcontrol.wait")
+        assert before.count("cp.async.bulk.shared") == work.slots
+        assert after.count("cp.async.bulk.shared") == work.steps - work.slots
+        assert after.count("try_wait.parity.shared") == work.steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_90", "sm_120"])
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_what_the_tuner_tries_assembles(target, precision):
+    gpu = target_named(target)
+    for case, _ in SHAPES:
+        problem = problem_of(case, target, precision)
+        tiles = [dataclasses.replace(t, bulk=1) for t in space.ranked(problem)[::12]]
+        tiles = [t for t in tiles if space.illegal(problem, t) is None]
+        assert len(tiles) >= 5
+        for tile in tiles:
+            ptx = to_ptx(kernel_of(case, tile, target, precision).module, gpu)
+            assert assemble(ptx, gpu.chip).spill_bytes == 0, tile
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_90"])
+def test_a_tile_without_it_makes_the_same_kernel_as_ever(target):
+    kernel = kernel_of(CASES[2], ChainTile(16, 1, 4, 2, 3), target)
+    text = str(kernel.module)
+    assert "bulk" not in text
+    assert "mbarrier" not in text
+    assert all(p.packed == () for p in kernel.launch.parameters)
+
+
+def test_every_weight_has_its_own_order():
+    kernel = kernel_of(CASES[2], bulk(16, 2, 4, 2, 3))
+    work = plan(bulk(16, 2, 4, 2, 3), shape_of_case(CASES[2]))
+    found = [p.packed for p in kernel.launch.parameters if p.packed]
+    assert [order[:2] for order in found] == [(s.n, s.block_k) for s in work.stages]
+    assert len(set(found)) > 1
+    arguments = tuple(
+        Argument() if p.role == ACTIVATION else Argument(weight=f"w{i}")
+        for i, p in enumerate(kernel.launch.parameters[:-1])
+    )
+    program = Plan(0, {}, {}, (Step("k", "layer", arguments, (), ()),))
+    named = orders(program, {"k": kernel.launch.to_json()})
+    assert list(named.values()) == found
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_what_is_missing_of_a_tile_is_zero(dtype):
+    size = 16 // np.dtype(dtype).itemsize
+    values = np.arange(1, 1 + 10 * 3 * size).reshape(10, 1, 1, 3 * size).astype(dtype)
+    order = (8, 2 * size, 0)
+    whole = np.zeros((16, 1, 1, 4 * size), dtype)
+    whole[:10, ..., : 3 * size] = values
+    found = packed(values, order)
+    assert found.size == whole.size
+    np.testing.assert_array_equal(found.reshape(-1), packed(whole, order).reshape(-1))
+
+
+# ---- tiles --------------------------------------------------------------------------------------
+
+
+def test_legal_on_gpus_that_have_bulk_copies():
+    shape = shape_of_case(TWO)
+    assert objection(bulk(16, 1, 4), shape, SM_90, "tf32") is None
+    assert objection(bulk(16, 1, 4), shape, target_named("sm_120"), "tf32") is None
+    assert "bulk = 1" in (objection(bulk(16, 1, 4), shape, target_named("sm_89"), "tf32") or "")
+    assert "bulk = 2" in (objection(ChainTile(16, 1, 4, bulk=2), shape, SM_90, "tf32") or "")
+
+
+def test_keys():
+    old = "block_m=16,cluster_n=1,warps=4,step_kib=16,slots=4,rows=0"
+    assert space.tile_of("chain", old) == ChainTile(16, 1, 4)
+    for tile in (*RINGS, bulk(32, 1, 4, 2, 2, rows=4)):
+        assert space.tile_of("chain", space.key_of(tile)) == tile
+    window = bulk(32, 1, 4, 2, 2, rows=4)
+    assert space.tile_of("conv2d", space.key_of(window)) == window
+
+
+@pytest.mark.parametrize(("target", "both"), [("sm_90", True), ("sm_120", True), ("sm_89", False)])
+def test_the_tuner_comes_upon_them(target, both):
+    gpu = target_named(target)
+    problem = space.Problem("chain", shape_of_case(SHAPES[0][0]), gpu, "tf32")
+    ranked = space.ranked(problem)
+    assert not space.default(problem).bulk
+    assert any(t.bulk for t in ranked[:10]) == both
+    assert len(set(ranked)) == len(ranked)
+    window = ChainTile(64, 1, 8, 8, 4, rows=4)
+    conv = space.Problem("conv2d", shape_of_case(SHAPES[1][0]).first, gpu, "tf32")
+    for case, tile in ((problem, ranked[-1]), (conv, window)):
+        near = space.neighbours(case, tile)
+        other = dataclasses.replace(tile, bulk=1)
+        assert (near[0] == other) == both
+        assert all(space.illegal(case, t) is None for t in near)
+        if both:
+            back = space.neighbours(case, other)
+            assert back[0] == tile
+            assert all(t.bulk for t in back[1:])
+            assert len(back) == len(near)
+
+
+# ---- faults -------------------------------------------------------------------------------------
+
+
+def simulated(case: ChainCase, kernel: Kernel, text: str, seed: int, schedule: str) -> None:
+    _, roles = chain_module(case)
+    flat = []
+    pairs = zip(random_operands(case, roles, 0), kernel.launch.parameters, strict=False)
+    for operand, parameter in pairs:
+        activation = parameter.role == ACTIVATION
+        flat += (
+            spread(operand, 0) if activation else [packed(operand, parameter.packed).reshape(-1)]
+        )
+    for index in case.results:
+        shape = (case.batch, *case.out_size, case.links[index].out)
+        flat += [np.zeros(shape, np.float32).reshape(-1), shape[-1]]
+    simulate(ir.Module.parse(text), kernel.launch, flat, seed=seed, schedule=schedule)
+
+
+def faults(case: ChainCase, kernel: Kernel, text: str) -> set[str]:
+    kinds = set()
+    for schedule in ("lockstep", "warps"):
+        for seed in range(2):
+            with pytest.raises(SimulationError) as error:
+                simulated(case, kernel, text, seed, schedule)
+            kinds.add(error.value.kind)
+    return kinds
+
+
+@pytest.mark.parametrize(
+    ("case", "tile"),
+    [(TWO, bulk(16, 1, 4, 1, 2)), (DOWN, bulk(32, 1, 4, 4, 12, rows=4))],
+    ids=["ring", "resident"],
+)
+def test_every_wait_is_needed(case, tile):
+    kernel = kernel_of(case, tile)
+    text = str(kernel.module)
+    simulated(case, kernel, text, 0, "warps")
+    waits = list(WAIT.finditer(text))
+    assert len(waits) == plan(tile, shape_of_case(case)).steps
+    for wait in waits:
+        without = text[: wait.start()] + text[wait.end() :]
+        assert faults(case, kernel, without) <= {"in-flight", "race", "uninitialised", "barrier"}
+
+
+def test_copies_go_to_where_inputs_were_behind_a_fence():
+    """Of the first stage's slots, which hold a tile of its input; windows lie elsewhere."""
+    tile = bulk(16, 1, 4, 1, 2)
+    work = plan(tile, shape_of_case(TWO))
+    assert len(FENCE.findall(str(kernel_of(TWO, tile).module))) == sum(
+        work.overwrites_input(step) for step in range(work.steps)
+    )
+    assert any(work.overwrites_input(step) for step in range(work.steps))
+    assert not FENCE.findall(str(kernel_of(TWO, bulk(16, 1, 4, 8, 12)).module))
+    assert not FENCE.findall(str(kernel_of(DOWN, bulk(32, 1, 4, 2, 2, rows=4)).module))
