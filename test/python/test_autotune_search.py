@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import logging
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -137,7 +138,7 @@ def test_with_time_left_it_searches_further_until_that_brings_nothing(
         for rounds, measure in measures.items()
     }  # fmt: skip
     sums = {
-        rounds: sum(min(t.us for t in times.values()) for times in database.times.values())
+        rounds: math.fsum(min(t.us for t in times.values()) for times in database.times.values())
         for rounds, database in found.items()
     }  # of the fastest: which of those within the noise of it wins goes by name
     assert sums[8] <= sums[2] < sums[1]
