@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import logging
+import math
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path

@@ -196,3 +196,18 @@ def test_every_legal_tile_has_a_finite_prediction() -> None:
             us = predict_us(Features.of(tiles, "tf32"), Device.of(gpu), DEFAULT)
             assert np.isfinite(us).all()
             assert (us > 0).all()
+
+
+@pytest.mark.parametrize("family", ["chain", "conv2d", "max_pool"])
+def test_siblings_divide_the_work_alike(family: str) -> None:
+    """They differ in when dependents are released and in how weights are brought alone."""
+    cases = workload("sm_90", level=3).cases.values()
+    problem = next(c.problem for c in cases if c.problem.family == family)
+    tile = space.default(problem)
+    found = space.siblings(problem, tile)
+    assert len(set(found)) == len(found) == {"chain": 3, "conv2d": 1, "max_pool": 0}[family]
+    for other in found:
+        assert space.illegal(problem, other) is None
+        changes = {f.name for f in dataclasses.fields(tile)} & {"release_early", "bulk"}
+        same = dataclasses.replace(other, **{name: getattr(tile, name) for name in changes})
+        assert same == tile != other

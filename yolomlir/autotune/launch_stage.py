@@ -1,9 +1,10 @@
 """After the tiles: how kernels are launched, judged by the whole graph's time alone.
 
-Two things are chosen that make next to no difference to a kernel alone. The carve-out is the part
+Three things are chosen that make next to no difference to a kernel alone. The carve-out is the part
 of an SM's memory that is shared memory, the rest being L1: an SM must drain before it changes, so a
-kernel that asks for another than its predecessor's cannot start beside it. And a kernel may release
-those that depend on it early, to wait where they take room from others, or late.
+kernel that asks for another than its predecessor's cannot start beside it. A kernel may release
+those that depend on it early, to wait where they take room from others, or late. And its weights
+may come by bulk copies: issuing them takes a block less time, which counts where it starts late.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def choose_launches(
     tell: Callable[[int, int], None] | None = None,
 ) -> LaunchResult:
     """Try carve-outs for all functions at once, then, the heaviest function first, its carve-outs
-    and its other candidates, which release dependents at another time; twice over.
+    and its other candidates, which are launched or load in other ways; twice over.
 
     alternatives: of each function what it has now, then what else it could have. fixed: functions
     that stay as they are. Whatever makes the graph faster stays, if it does so in two comparisons.

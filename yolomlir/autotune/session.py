@@ -230,11 +230,11 @@ def _whole_graph(
 
         return told
 
-    released = tuner.begin(_released_otherwise(run, alternatives))
+    siblings = tuner.begin(_siblings(run, alternatives))
     network = exchange(
         alternatives, run.measure, lambda: time_left() - kept_seconds, tell("whole graph")
     )
-    tuner.collect(released, lambda: time_left() - kept_seconds / 2)
+    tuner.collect(siblings, lambda: time_left() - kept_seconds / 2)
     network = _launches(run, tuner, alternatives, network, time_left, tell("launches"))
     for name, key in network.chosen.items():
         winner = run.winner(name)
@@ -244,23 +244,22 @@ def _whole_graph(
     return network
 
 
-def _released_otherwise(run: _Run, alternatives: list[Alternatives]) -> dict[str, list[str]]:
-    """Of each function whose candidates can release dependents at another time, the tiles that do,
-    the heaviest function first; none where the winner was known before."""
-    wanted: dict[str, list[str]] = {}
+def _siblings(run: _Run, alternatives: list[Alternatives]) -> dict[str, list[str]]:
+    """Of each function the siblings of its candidates, the heaviest function first, and the
+    winner's before any other's; none where the winner was known before."""
     unknown = run.unknown() if run.workload.target.programmatic_launch else []
-    for alternative in sorted(alternatives, key=lambda a: -a.weight):
-        if alternative.function not in unknown:
-            continue
-        keys = [_otherwise(built) for built in alternative.candidates]
-        wanted[alternative.function] = [key for key in keys if key is not None]
-    return wanted
+    ordered = sorted(alternatives, key=lambda a: -a.weight)
+    names = [a.function for a in ordered if a.function in unknown]
+    keys = {a.function: [_siblings_of(run, built) for built in a.candidates] for a in ordered}
+    first = {name: list(keys[name][0]) for name in names}
+    return {name: [*first[name], *(k for ks in keys[name][1:] for k in ks[:1])] for name in names}
 
 
-def _otherwise(built: Built) -> str | None:
-    """The key of the tile that releases dependents at another time."""
-    tile = space.released_otherwise(space.tile_of(built.family, built.key))
-    return None if tile is None else space.key_of(tile)
+def _siblings_of(run: _Run, built: Built) -> list[str]:
+    """Keys of the tiles that do the same work in another way."""
+    problem = run.workload.cases[built.function].problem
+    tile = space.tile_of(built.family, built.key)
+    return [space.key_of(sibling) for sibling in space.siblings(problem, tile)]
 
 
 def _launches(
@@ -274,9 +273,9 @@ def _launches(
         name = alternative.function
         kept = tuner.built[name]
         built = kept[network.chosen[name]]
-        other = kept.get(_otherwise(built) or "")
         if name in unknown:
-            candidates = (built,) if other is None else (built, other)
+            others = [kept[key] for key in _siblings_of(run, built) if key in kept]
+            candidates = (built, *others)
             open_.append(replace(alternative, candidates=candidates))
         else:
             fixed[name] = built

@@ -135,6 +135,16 @@ def released_otherwise(tile: Tile) -> Tile | None:
     return dataclasses.replace(tile, release_early=not tile.release_early)
 
 
+def siblings(problem: Problem, tile: Tile) -> list[Tile]:
+    """The tiles that divide the work as this one does, but release dependents at the other time,
+    or bring weights the other way, or both: only what runs beside a kernel tells which is best."""
+    released = released_otherwise(tile)
+    found = [] if released is None else [released]
+    if isinstance(tile, ChainTile):
+        found += [t for each in (tile, *found) for t in _brought(problem, each, 1 - tile.bulk)]
+    return found
+
+
 # ---- candidates ---------------------------------------------------------------------------------
 
 
