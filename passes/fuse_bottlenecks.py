@@ -168,7 +168,7 @@ class FuseBottlenecks(Pass):
         target: Target, precision: str,
     ) -> str | None:  # fmt: skip
         """Why two dispatches are not to be one; None where they are."""
-        from yolomlir.codegen.gpu.chain_tile import default_tile, tile_space
+        from yolomlir.codegen.gpu.chain_space import default_tile, tile_space
 
         if len(users(first.results[0])) > 1:
             return "its result is read elsewhere as well"

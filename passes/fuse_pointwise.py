@@ -173,7 +173,8 @@ class FusePointwise(Pass):
         return reason or self._too_costly(graph.shape(joined), target, graph.precision)
 
     def _too_costly(self, shape: ChainShape, target: Target, precision: str) -> str | None:
-        from yolomlir.codegen.gpu.chain_tile import default_tile, plan, tile_space
+        from yolomlir.codegen.gpu.chain_space import default_tile, tile_space
+        from yolomlir.codegen.gpu.chain_tile import plan
         from yolomlir.diagnostics import UnsupportedError
 
         if shape.depthwise and not self.depthwise:

@@ -23,14 +23,8 @@ from yolomlir.dialects import yolo
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.chain import shape_of
 from yolomlir.codegen.gpu.chain_problem import match_chain
-from yolomlir.codegen.gpu.chain_tile import (
-    ChainShape,
-    ChainTile,
-    default_tile,
-    objection,
-    plan,
-    tile_space,
-)
+from yolomlir.codegen.gpu.chain_space import default_tile, tile_space
+from yolomlir.codegen.gpu.chain_tile import ChainShape, ChainTile, objection, plan
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import ACTIVATION
 from yolomlir.codegen.gpu.ptx import assemble, compile_kernels, to_ptx

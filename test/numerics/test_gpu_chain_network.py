@@ -15,14 +15,8 @@ from yolomlir.dialects import yolo
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.chain import shape_of
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Stage, match_chain
-from yolomlir.codegen.gpu.chain_tile import (
-    ChainShape,
-    ChainTile,
-    default_tile,
-    estimate_us,
-    plan,
-    tile_space,
-)
+from yolomlir.codegen.gpu.chain_space import default_tile, estimate_us, tile_space
+from yolomlir.codegen.gpu.chain_tile import ChainShape, ChainTile, plan
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
 from yolomlir.codegen.gpu.tile import to_attribute

@@ -13,14 +13,8 @@ from yolomlir.dialects import yolo
 from yolomlir.autotune import levels, space
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.chain import parse
-from yolomlir.codegen.gpu.chain_tile import (
-    ChainTile,
-    default_tile,
-    likely_tiles,
-    objection,
-    plan,
-    tile_space,
-)
+from yolomlir.codegen.gpu.chain_space import default_tile, likely_tiles, tile_space
+from yolomlir.codegen.gpu.chain_tile import ChainTile, objection, plan
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.ptx import assemble, to_ptx
 from yolomlir.codegen.gpu.tile import to_attribute

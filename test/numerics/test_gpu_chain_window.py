@@ -9,7 +9,8 @@ from yolomlir.dialects import yolo
 
 from yolomlir.autotune import space
 from yolomlir.bindings import ir
-from yolomlir.codegen.gpu.chain_tile import ChainTile, objection, plan, tile_space
+from yolomlir.codegen.gpu.chain_space import tile_space
+from yolomlir.codegen.gpu.chain_tile import ChainTile, objection, plan
 from yolomlir.codegen.gpu.chain_window import Window, window_of
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.codegen.gpu.generate import generate_kernel

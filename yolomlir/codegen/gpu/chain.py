@@ -15,16 +15,9 @@ from yolomlir.codegen.gpu.chain_exchange import ClusterExchange
 from yolomlir.codegen.gpu.chain_input import WindowLoader, WindowReader
 from yolomlir.codegen.gpu.chain_pixels import PixelMap, Region
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, match_chain
+from yolomlir.codegen.gpu.chain_space import default_tile, likely_tiles
 from yolomlir.codegen.gpu.chain_store import ChainStore
-from yolomlir.codegen.gpu.chain_tile import (
-    ChainPlan,
-    ChainShape,
-    ChainTile,
-    default_tile,
-    likely_tiles,
-    objection,
-    plan,
-)
+from yolomlir.codegen.gpu.chain_tile import ChainPlan, ChainShape, ChainTile, objection, plan
 from yolomlir.codegen.gpu.chain_weights import bulk_ring, with_orders
 from yolomlir.codegen.gpu.conv2d_load import InputLoader, WeightLoader
 from yolomlir.codegen.gpu.element import FLOAT32

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from functools import lru_cache
 
 from yolomlir.bindings import ir
-from yolomlir.codegen.gpu import chain_tile, conv2d_tile
+from yolomlir.codegen.gpu import chain_space, chain_tile, conv2d_tile
 from yolomlir.codegen.gpu.chain_tile import ChainShape, ChainTile
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvShape
@@ -86,7 +86,7 @@ def window_tiles(shape: ConvShape, target: Target, precision: str) -> tuple[Chai
     """Every window worth considering, all legal, in a fixed order; none for 1x1 and for images."""
     if shape.taps == 1 or shape.source_vector == 0:
         return ()
-    listed = chain_tile.window_space(as_chain(shape), target, precision)
+    listed = chain_space.window_space(as_chain(shape), target, precision)
     return tuple(t for t in listed if objection(t, shape, target, precision) is None)
 
 
