@@ -29,7 +29,7 @@ from yolomlir.codegen.gpu.builder import (
     zero_of,
 )
 from yolomlir.codegen.gpu.chain_input import pick
-from yolomlir.codegen.gpu.conv2d import ConvKernel
+from yolomlir.codegen.gpu.conv2d_kernel import ConvKernel
 from yolomlir.codegen.gpu.conv2d_load import copy_in
 from yolomlir.codegen.gpu.conv2d_store import OutputStore, Run
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile, image_weight_row

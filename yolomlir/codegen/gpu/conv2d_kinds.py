@@ -1,9 +1,10 @@
 """The two kinds of tiles that a `conv2d` dispatch can have, told apart here and nowhere else.
 
-A `ConvTile` gathers a row of K for every output pixel (`conv2d.py`). A window tile is a `ChainTile`
-whose `rows` are not 0: the function is generated as a chain of one stage, whose blocks load the
-pixels under a rectangle of outputs once and read all taps there (`chain_window.py`). It moves fewer
-bytes and takes less shared memory where the kernel is larger than 1x1 and channels are few.
+A `ConvTile` gathers a row of K for every output pixel (`conv2d_kernel.py`). A window tile is a
+`ChainTile` whose `rows` are not 0: the function is generated as a chain of one stage, whose blocks
+load the pixels under a rectangle of outputs once and read all taps there (`chain_window.py`). It
+moves fewer bytes and takes less shared memory where the kernel is larger than 1x1 and channels are
+few.
 """
 
 from __future__ import annotations
