@@ -1,5 +1,6 @@
 """Skips tests that need a GPU where there is none, with the reason; slow ones unless asked for."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,6 +17,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"needs an NVIDIA GPU: {found}"))
         if "slow" in item.keywords and "slow" not in wanted:
             item.add_marker(pytest.mark.skip(reason="takes minutes: run with -m slow"))
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays until the end: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _folder(variable: str) -> Path:

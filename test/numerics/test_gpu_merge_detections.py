@@ -82,7 +82,7 @@ def check(
         Case(8, SIZES, 10),
         Case(3, SIZES, 7, batch=2),
         Case(1, SIZES, 12),
-        Case(12, ((4, 4), (2, 2), (1, 1)), 1),
+        pytest.param(Case(12, ((4, 4), (2, 2), (1, 1)), 1), marks=pytest.mark.slow),
         Case(7, ((9, 7), (5, 4), (5, 3)), 15),
         Case(80, SIZES, 12),
     ],
@@ -98,7 +98,7 @@ def test_geometries(case):
     [MergeTile(64, 1, 1), MergeTile(64, 4, 2), MergeTile(128, 16, 4), MergeTile(512, 8, 8)],
     ids=str,
 )
-@pytest.mark.parametrize("classes", [5, 40, 37])
+@pytest.mark.parametrize("classes", [5, 37, pytest.param(40, marks=pytest.mark.slow)])
 def test_tiles(tile, classes):
     case = Case(classes, SIZES, 12)
     check(case, *whole.operands(case), tile=tile)
@@ -235,7 +235,7 @@ def test_too_many_rows_are_refused():
         kernel_of(case.second())
 
 
-@pytest.mark.parametrize("classes", [1, 3, 24])
+@pytest.mark.parametrize("classes", [1, 24, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("above", [0, 40])
 def test_fewer_anchors_than_rows(classes, above):
     """The last level has 6 anchors, of 20 rows; of 144 logits beyond the bound, 64 have room."""
@@ -265,10 +265,14 @@ def test_network_size(monkeypatch):
 
 @pytest.mark.parametrize(
     "case",
-    [Case(80, whole.NETWORK, 300), Case(3, ((48, 80), (24, 40), (20, 20)), 300, batch=4),
-     Case(365, ((80, 80), (40, 40), (32, 32)), 512), Case(1, ((80, 80), (40, 40), (20, 20)), 300)],
+    [
+        Case(80, whole.NETWORK, 300),
+        Case(1, ((80, 80), (40, 40), (20, 20)), 300),
+        pytest.param(Case(3, ((48, 80), (24, 40), (20, 20)), 300, batch=4), marks=pytest.mark.slow),
+        pytest.param(Case(365, ((80, 80), (40, 40), (32, 32)), 512), marks=pytest.mark.slow),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_assembles(case):
     check_assembles(case.first())
     check_assembles(case.second())
