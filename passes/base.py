@@ -55,6 +55,14 @@ class Pass:
         """Rewrite `module` in place. Raises UserError where the input breaks a precondition."""
         raise NotImplementedError
 
+    def require_positive(self, *options: str) -> None:
+        """Raise UserError, naming the flag, for the first of these options that is below 1."""
+        for option in options:
+            value = getattr(self, option)
+            if value < 1:
+                flag = option.replace("_", "-")
+                raise UserError(f"'{self.name}': {flag} is {value}; it must be at least 1")
+
     def spec(self) -> str:
         """The pass as pipeline text, options that differ from their defaults included."""
         options = {

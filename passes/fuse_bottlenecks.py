@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from yolomlir.dialects import yolo
 from yolomlir.passes import naming
 from yolomlir.passes.base import Pass, PassContext
-from yolomlir.passes.fuse_pointwise import VIEWS, smallest_gpu
+from yolomlir.passes.fuse_pointwise import VIEWS, tile_objection
 from yolomlir.passes.outlining import (
     Outliner,
     dispatches,
@@ -20,13 +20,14 @@ from yolomlir.passes.outlining import (
     functions,
     is_weight,
     operations,
+    precision_of,
     producer,
     users,
 )
 from yolomlir.passes.placement import Placement, overlap
 
 from yolomlir.bindings import ir
-from yolomlir.diagnostics import InternalError, UnsupportedError, UserError
+from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.remarks import remark
 from yolomlir.target import Target
 
@@ -118,12 +119,7 @@ class FuseBottlenecks(Pass):
 
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Fuse the pairs of `@main`; does nothing for a CPU."""
-        for option in ("max_pixels", "max_channels"):
-            if getattr(self, option) < 1:
-                flag = option.replace("_", "-")
-                raise UserError(
-                    f"'{self.name}': {flag} is {getattr(self, option)}; it must be at least 1"
-                )
+        self.require_positive("max_pixels", "max_channels")
         if self.inputs and not _INPUTS.fullmatch(self.inputs):
             raise UserError(
                 f"'{self.name}': inputs is '{self.inputs}'; expected CxHxW or CxHxW:N, joined by "
@@ -140,7 +136,7 @@ class FuseBottlenecks(Pass):
             first = _pair_of(call, table)
             if first is None or not self._is_asked_for(first, call, table) or _is_in(first, pairs):
                 continue
-            reason = self._objection(first, call, table, context.target, _precision(module))
+            reason = self._objection(first, call, table, context.target, precision_of(module))
             reason = reason or _hazard(first, call, placement)
             if reason is None:
                 pairs.append((first, call))
@@ -168,8 +164,6 @@ class FuseBottlenecks(Pass):
         target: Target, precision: str,
     ) -> str | None:  # fmt: skip
         """Why two dispatches are not to be one; None where they are."""
-        from yolomlir.codegen.gpu.chain_space import default_tile, tile_space
-
         if len(users(first.results[0])) > 1:
             return "its result is read elsewhere as well"
         shape = _shape(table[yolo.callee(first)], table[yolo.callee(second)])
@@ -178,14 +172,7 @@ class FuseBottlenecks(Pass):
         channels = max(shape.first.in_channels, shape.last.in_channels)
         if channels > self.max_channels:
             return f"a convolution reads {channels} channels; at most {self.max_channels}"
-        smallest = smallest_gpu()
-        if self.portable and next(tile_space(shape, smallest, precision), None) is None:
-            return f"no tile fits {smallest.shared_memory_bytes} bytes without clusters"
-        try:
-            default_tile(shape, target, precision)
-        except UnsupportedError as error:
-            return error.message
-        return None
+        return tile_objection(shape, target, precision, portable=self.portable)
 
 
 # ---- what a pair is -----------------------------------------------------------------------------
@@ -237,11 +224,6 @@ def _read(call: ir.Operation) -> list[ir.Value]:
 
 def _is_in(call: ir.Operation, pairs: Sequence[tuple[ir.Operation, ir.Operation]]) -> bool:
     return any(call in pair for pair in pairs)
-
-
-def _precision(module: ir.Module) -> str:
-    named = "yolo.precision" in module.operation.attributes
-    return yolo.string(module.operation, "yolo.precision") if named else "tf32"
 
 
 def _shape(first: ir.Operation, second: ir.Operation) -> ChainShape:

@@ -17,14 +17,16 @@ from yolomlir.passes.outlining import (
     erase_unused_functions,
     family_of,
     functions,
+    is_weight,
     operations,
+    precision_of,
     producer,
     users,
 )
 from yolomlir.passes.placement import Placement, overlap
 
 from yolomlir.bindings import ir
-from yolomlir.diagnostics import InternalError, UserError
+from yolomlir.diagnostics import InternalError
 from yolomlir.remarks import remark
 from yolomlir.target import TARGETS, Target
 
@@ -122,12 +124,7 @@ class FusePointwise(Pass):
 
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Make chains of the dispatches of `@main`; does nothing for a CPU."""
-        for option in ("max_stages", "max_first_k", "max_pixels", "max_weight_kib"):
-            if getattr(self, option) < 1:
-                flag = option.replace("_", "-")
-                raise UserError(
-                    f"'{self.name}': {flag} is {getattr(self, option)}; it must be at least 1"
-                )
+        self.require_positive("max_stages", "max_first_k", "max_pixels", "max_weight_kib")
         if context.target.kind != "gpu":
             return
         graph = _Graph(module)
@@ -173,9 +170,8 @@ class FusePointwise(Pass):
         return reason or self._too_costly(graph.shape(joined), target, graph.precision)
 
     def _too_costly(self, shape: ChainShape, target: Target, precision: str) -> str | None:
-        from yolomlir.codegen.gpu.chain_space import default_tile, tile_space
+        from yolomlir.codegen.gpu.chain_space import default_tile
         from yolomlir.codegen.gpu.chain_tile import plan
-        from yolomlir.diagnostics import UnsupportedError
 
         if shape.depthwise and not self.depthwise:
             return "it begins with a depthwise convolution"
@@ -183,18 +179,32 @@ class FusePointwise(Pass):
             return f"its sums are {shape.first.k} long; at most {self.max_first_k}"
         if shape.first.pixels > self.max_pixels:
             return f"the result has {shape.first.pixels} pixels; at most {self.max_pixels}"
-        smallest = smallest_gpu()
-        if self.portable and next(tile_space(shape, smallest, precision), None) is None:
-            return f"no tile fits {smallest.shared_memory_bytes} bytes without clusters"
-        try:
-            work = plan(default_tile(shape, target, precision), shape)
-        except UnsupportedError as error:
-            return error.message
+        reason = tile_objection(shape, target, precision, portable=self.portable)
+        if reason is not None:
+            return reason
+        work = plan(default_tile(shape, target, precision), shape)
         sizes = zip(work.stages[1:], shape.later, strict=True)
         streamed = sum(shape.element.bytes * stage.n * k for stage, (k, _) in sizes)
         if streamed > 1024 * self.max_weight_kib:
             return f"a block would stream {streamed // 1024} KiB; at most {self.max_weight_kib}"
         return None
+
+
+def tile_objection(
+    shape: ChainShape, target: Target, precision: str, *, portable: bool
+) -> str | None:
+    """Why a chain has no tile, for the target or, where it has to be portable, for every GPU."""
+    from yolomlir.codegen.gpu.chain_space import default_tile, tile_space
+    from yolomlir.diagnostics import UnsupportedError
+
+    smallest = smallest_gpu()
+    if portable and next(tile_space(shape, smallest, precision), None) is None:
+        return f"no tile fits {smallest.shared_memory_bytes} bytes without clusters"
+    try:
+        default_tile(shape, target, precision)
+    except UnsupportedError as error:
+        return error.message
+    return None
 
 
 def smallest_gpu() -> Target:
@@ -217,9 +227,7 @@ class _Graph:
         self._number = {op: i for i, op in enumerate(self.calls)}
         self._sources = [self._producers(list(call.operands)) for call in self.calls]
         self._chain = [[i] for i in range(len(self.calls))]
-        root = module.operation
-        named = "yolo.precision" in root.attributes
-        self.precision = yolo.string(root, "yolo.precision") if named else "tf32"
+        self.precision = precision_of(module)
 
     def chains(self) -> list[list[ir.Operation]]:
         """The chains of more than one member, each in program order."""
@@ -321,7 +329,7 @@ class _Graph:
     def _residuals(self, call: ir.Operation) -> list[ir.Value]:
         """The operands of a dispatch that its convolution does not read, weights left out."""
         rest = list(call.operands)[len(self.sources(call)) :]
-        return [v for v in rest if len(yolo.shape_of(v)) == 4 and not _is_weight(v)]
+        return [v for v in rest if len(yolo.shape_of(v)) == 4 and not is_weight(v)]
 
     # ---- what can be joined ---------------------------------------------------------------------
 
@@ -351,10 +359,6 @@ class _Graph:
                 reached |= set(self._chain[number])
                 grown = True
         return reached - members
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return producer(value, "yolo.weight") is not None
 
 
 # ---- memory -------------------------------------------------------------------------------------
@@ -387,7 +391,7 @@ def _accesses(chain: Sequence[ir.Operation]) -> tuple[list[ir.Value], list[ir.Va
     """The activations that a chain reads from outside, and the results that it stores."""
     results = [call.results[0] for call in chain]
     leaves = [v for call in chain for operand in call.operands for v in _leaves(operand, results)]
-    read = [v for v in dict.fromkeys(leaves) if v not in results and not _is_weight(v)]
+    read = [v for v in dict.fromkeys(leaves) if v not in results and not is_weight(v)]
     return read, [v for v in results if _is_stored(v, chain)]
 
 

@@ -61,6 +61,12 @@ def producer(value: ir.Value, name: str | None = None) -> ir.Operation | None:
     return op if name is None or op.name == name else None
 
 
+def precision_of(module: ir.Module) -> str:
+    """The module's `yolo.precision`; TF32 where it states none, as for a GPU."""
+    named = "yolo.precision" in module.operation.attributes
+    return yolo.string(module.operation, "yolo.precision") if named else "tf32"
+
+
 def is_weight(value: ir.Value) -> bool:
     """Whether a value comes straight from the weight store."""
     return producer(value, "yolo.weight") is not None
