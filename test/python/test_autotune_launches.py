@@ -129,7 +129,7 @@ def test_it_stops_when_the_time_is_up_and_leaves_fixed_functions_alone() -> None
 class _CarvedOut(FakeMeasure):
     """Faster with the larger carve-outs, and where convolutions release their dependents late."""
 
-    def network(self, chosen, samples):  # type: ignore[no-untyped-def]
+    def network(self, chosen, samples):  # type: ignore[no-untyped-def]  # a fake's
         plain = super().network(chosen, samples)
         factor = 1.0
         for name, candidate in sorted(chosen.items()):
@@ -290,13 +290,13 @@ def test_two_graphs_are_replayed_in_turns_and_kept_for_the_next_comparison(
     us = {"x": 100.0, "y": 90.0, "z": 110.0}
 
     made = object.__new__(measure.CudaMeasure)
-    made._context = SimpleNamespace(make_current=lambda: None)  # type: ignore[assignment]
+    made._context = SimpleNamespace(make_current=lambda: None)  # type: ignore[assignment]  # no GPU
     made._events, made._stream, made._graphs = [0, 1], 0, {}
     made._driver = SimpleNamespace(
         cuEventRecord=lambda *args: None, cuEventSynchronize=lambda *args: None,
         cuEventElapsedTime=lambda *args: us[log[-1]] / 1e3,
     )  # fmt: skip
-    made._call = lambda function, *args: function(*args)  # type: ignore[assignment]
+    made._call = lambda function, *args: function(*args)  # type: ignore[assignment]  # no GPU
 
     def whole(chosen: Mapping[str, Built]) -> _Replayed:
         graphs.append(_Replayed(log, chosen["f"].key))

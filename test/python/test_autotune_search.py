@@ -342,7 +342,7 @@ def test_the_whole_graph_is_the_judge_at_the_end() -> None:
     class Crowded(FakeMeasure):
         """In the graph some tiles get in the way of others, which nothing tells of when alone."""
 
-        def network(self, chosen, samples):  # type: ignore[no-untyped-def]
+        def network(self, chosen, samples):  # type: ignore[no-untyped-def]  # a fake's
             plain = super().network(chosen, samples)
             return Timing(plain.us + sum(3 * unit(b.key, "crowd") for b in chosen.values()))
 
@@ -367,7 +367,7 @@ class _Graph:
     def __init__(self, costs: dict[str, float]) -> None:
         self.costs = costs
 
-    def network(self, chosen, samples):  # type: ignore[no-untyped-def]
+    def network(self, chosen, samples):  # type: ignore[no-untyped-def]  # a fake's
         us = 100 + sum(self.costs[b.key] for b in chosen.values())
         if {b.key for b in chosen.values()} >= {"a1", "b1"}:
             us += 10  # they are good alone, and bad together

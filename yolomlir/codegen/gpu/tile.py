@@ -26,17 +26,19 @@ def later_option(default: int | bool) -> Any:
     return dataclasses.field(default=default, metadata={_LATER: True})
 
 
-def stated_options(tile: object) -> dict[str, int | bool]:
+def stated_options(tile: Any) -> dict[str, int | bool]:
     """The options of a tile in their order, but those of `later_option` that have their default."""
-    values = {f: getattr(tile, f.name) for f in dataclasses.fields(tile)}  # type: ignore[arg-type]
+    values = {f: getattr(tile, f.name) for f in dataclasses.fields(tile)}
     return {f.name: v for f, v in values.items() if not (_LATER in f.metadata and v == f.default)}
 
 
 def plain(tile: T) -> T:
     """The tile with the default of every `later_option`."""
-    fields = dataclasses.fields(tile)  # type: ignore[arg-type]
+    options: Any = tile
+    fields = dataclasses.fields(options)
     defaults = {f.name: f.default for f in fields if _LATER in f.metadata}
-    return dataclasses.replace(tile, **defaults)  # type: ignore[type-var]
+    changed: T = dataclasses.replace(options, **defaults)
+    return changed
 
 
 def carveout_objection(tile: Any) -> str | None:
