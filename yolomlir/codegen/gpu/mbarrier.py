@@ -24,6 +24,8 @@ from yolomlir.codegen.gpu.instructions import (
 
 LEAST_BYTES = 4
 """The least that is sent."""
+_FIRST_LANE = 1
+"""The mask of a warp's first lane alone."""
 _SEND = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
 _WAIT = """{
 .reg .pred done;
@@ -44,8 +46,11 @@ BARRIER_BYTES = 8
 
 
 def expect_bytes(barrier: Buffer, count: Int | int) -> None:
-    """One thread makes `barrier` one that `count` bytes complete, once."""
+    """The first thread of a warp makes `barrier` one that `count` bytes complete, once."""
     make_barrier(barrier)
+    # Without this ptxas may predicate both instead of branching. The first is then one instruction
+    # of the whole warp, and compute-sanitizer reports a race of two lanes.
+    nvvm.bar_warp_sync(arith.constant(i32_type(), _FIRST_LANE))
     expect_sent(barrier, count)
 
 
