@@ -1,10 +1,11 @@
-"""What the tests of the command line and of the API share: a small seeded model, compiled once."""
+"""What several files share: a small seeded model, compiled once; generated datasets of COCO."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from coco_protocol import make_dataset
 from safetensors.numpy import save_file
 
 from yolomlir.frontend.seeded import seeded_checkpoint
@@ -37,3 +38,15 @@ def checkpoint_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def photo() -> Path:
     """A photo of 512x512 pixels."""
     return demo_image()
+
+
+@pytest.fixture(scope="session")
+def all_categories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with COCO's 80 categories."""
+    return make_dataset(tmp_path_factory.mktemp("coco"))
+
+
+@pytest.fixture(scope="session")
+def few_categories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few of COCO's categories, for what does not depend on their number: scoring is slow."""
+    return make_dataset(tmp_path_factory.mktemp("few"), (*range(1, 12), 90))
