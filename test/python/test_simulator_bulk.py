@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
+from functools import partial
 
 import numpy as np
 import pytest
+import simulated_faults
 from simulated_kernels import SHARED, run
 
 from yolomlir.diagnostics import InternalError
-from yolomlir.simulator import SimulationError
 
 ASSEMBLY = (
     "{\\0A.reg .pred done;\\0Await:\\0Ambarrier.try_wait.parity.shared::cta.b64 "
@@ -111,19 +111,11 @@ def simulated(
     return [r.reshape(4, 64) for r in results]
 
 
-def caught(body: str, kinds: str, *, at: str | None = None, count: int = 128) -> str:
+def caught(body: str, kinds: str, *, at: str = ".*", count: int = 128) -> str:
     """The fault, under both schedules and several seeds; its message."""
     assert body != GOOD or count != 128
-    message = ""
-    for schedule in ("lockstep", "warps"):
-        for seed in range(4):
-            with pytest.raises(SimulationError) as error:
-                simulated(body, seed=seed, schedule=schedule, count=count)
-            assert error.value.kind in kinds.split(), error.value
-            if at is not None:
-                assert re.fullmatch(f'"({at})"', error.value.location), error.value
-            message = str(error.value)
-    return message
+    kernel = partial(simulated, body, count=count)
+    return simulated_faults.caught(kernel, kinds, at=f'"({at})"', seeds=4)
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "warps"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+import simulated_faults
 from simulated_kernels import SHARED, run
 
 from yolomlir.diagnostics import InternalError
-from yolomlir.simulator import SimulationError
 
 SEND = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
 WAIT = (
@@ -76,18 +78,10 @@ def simulated(body: str, *, size: int = 256, seed: int = 0, schedule: str = "war
     return out.reshape(4, 64)
 
 
-def caught(body: str, kinds: str, *, location: str | None = None, size: int = 256) -> str:
+def caught(body: str, kinds: str, *, at: str = ".*", size: int = 256) -> str:
     """The fault, under both schedules and several seeds; its message."""
-    message = ""
-    for schedule in ("lockstep", "warps"):
-        for seed in range(3):
-            with pytest.raises(SimulationError) as error:
-                simulated(body, seed=seed, schedule=schedule, size=size)
-            assert error.value.kind in kinds.split(), error.value
-            if location is not None:
-                assert error.value.location == f'"{location}"', error.value
-            message = str(error.value)
-    return message
+    kernel = partial(simulated, body, size=size)
+    return simulated_faults.caught(kernel, kinds, at=f'"({at})"', seeds=3)
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "warps"])
@@ -122,7 +116,7 @@ def test_vectors():
 
 def test_reading_without_the_wait():
     """Sent or not yet: it is neither there nor to be read."""
-    caught(GOOD.replace(RECEIVE, ""), "in-flight uninitialised", location="read")
+    caught(GOOD.replace(RECEIVE, ""), "in-flight uninitialised", at="read")
     before = MEET + STORE + MEET  # everyone has sent, and nobody waited
     message = caught(GOOD.replace(MEET + STORE, before).replace(RECEIVE, ""), "in-flight")
     assert "has not been waited for" in message
@@ -131,31 +125,31 @@ def test_reading_without_the_wait():
 def test_a_wait_by_another_warp_shows_nothing():
     """Warp 1 reads what only warp 0 has waited for, arrived or not."""
     waited = "scf.if %low {" + RECEIVE + "}\n"
-    caught(GOOD.replace(RECEIVE, waited), "in-flight race uninitialised", location="read")
+    caught(GOOD.replace(RECEIVE, waited), "in-flight race uninitialised", at="read")
     simulated(GOOD.replace(RECEIVE, waited + BARRIER))
 
 
 def test_bytes_that_never_come():
-    message = caught(GOOD, "barrier", location="wait", size=260)
+    message = caught(GOOD, "barrier", at="wait", size=260)
     assert "256 of 260 bytes sent" in message
 
 
 def test_more_bytes_than_expected():
-    assert "expects 252" in caught(GOOD, "barrier", location="send", size=252)
+    assert "expects 252" in caught(GOOD, "barrier", at="send", size=252)
 
 
 def test_sending_to_a_block_that_may_not_have_begun():
-    caught(GOOD.replace(MEET, ""), "race uninitialised", location="send")
+    caught(GOOD.replace(MEET, ""), "race uninitialised", at="send")
 
 
 def test_a_barrier_that_is_not_published():
     hidden = GOOD.replace("nvvm.fence.mbarrier.init", "")
-    assert "fence.mbarrier_init" in caught(hidden, "race", location="send")
+    assert "fence.mbarrier_init" in caught(hidden, "race", at="send")
     simulated(hidden.replace(".relaxed", ""))
 
 
 def test_waiting_at_a_barrier_that_another_warp_makes():
-    caught(GOOD.replace(BARRIER, ""), "race uninitialised", location="wait")
+    caught(GOOD.replace(BARRIER, ""), "race uninitialised", at="wait")
 
 
 def test_sending_over_what_the_receiver_still_reads():
@@ -170,19 +164,19 @@ def test_sending_over_what_the_receiver_still_reads():
 
 def test_a_relaxed_arrival_orders_no_memory():
     read = f"memref.store %value, %s[%tid] : memref<256xi32, {SHARED}>\n"
-    caught(GOOD.replace(MEET, read + MEET), "race", location="send")
+    caught(GOOD.replace(MEET, read + MEET), "race", at="send")
 
 
 def test_ending_before_all_has_come():
     without = GOOD[: GOOD.index(RECEIVE)]
-    assert "without a wait" in caught(without, "race", location="send")
+    assert "without a wait" in caught(without, "race", at="send")
 
 
 def test_counting_in_another_block():
     body = GOOD.replace("%at, %value, %theirs", "%at, %value, %self").replace(
         "%at =", "%self = nvvm.mapa %mine, %rank : !llvm.ptr<3> -> !llvm.ptr<7>\n%at ="
     )
-    caught(body, "out-of-bounds", location="send")
+    caught(body, "out-of-bounds", at="send")
 
 
 def test_a_misaligned_vector():
@@ -191,7 +185,7 @@ def test_a_misaligned_vector():
     body = body.replace(
         "(!llvm.ptr<7>, i32, !llvm.ptr<7>)", "(!llvm.ptr<7>, i32, i32, !llvm.ptr<7>)"
     )
-    caught(body, "misaligned", location="send")
+    caught(body, "misaligned", at="send")
 
 
 @pytest.mark.parametrize(
