@@ -31,7 +31,9 @@ def kinds(simulated: Callable[..., object], *, seeds: int) -> set[str]:
     return {fault.kind for fault in faults(simulated, seeds=seeds)}
 
 
-def caught(simulated: Callable[..., object], expected: str, *, at: str = ".*", seeds: int) -> str:
+def caught(
+    simulated: Callable[..., object], expected: str, *, at: str | None = None, seeds: int
+) -> str:
     """One of the kinds that `expected` names each time, at a location that `at` matches.
 
     Returns the last message.
@@ -39,5 +41,5 @@ def caught(simulated: Callable[..., object], expected: str, *, at: str = ".*", s
     found = faults(simulated, seeds=seeds)
     for fault in found:
         assert fault.kind in expected.split(), fault
-        assert re.fullmatch(at, fault.location), fault
+        assert at is None or re.fullmatch(at, fault.location), fault
     return str(found[-1])

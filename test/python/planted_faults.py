@@ -75,7 +75,7 @@ def clean(body: str, **options: Any) -> None:
         run(body, words(), seed=seed, schedule=schedule, **two_warps(**options))
 
 
-def copy(to: str, source: str, *, location: str = '"fault"', amount: str = "") -> str:
+def copy(to: str, source: str, *, location: str = "fault", amount: str = "") -> str:
     """A copy of four words from %x to %s."""
     types = f"{FLAT} to {TILE}"
     return (
