@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--precision", default="tf32", choices=PRECISIONS["gpu"])
     parser.add_argument("--level", type=int, choices=(2, 3), help="optimisation level")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once")
     parser.add_argument("--layers", nargs="*", help="only layers that begin so")
     parser.add_argument("--workers", type=int, help="compiler processes")
     args = parser.parse_args(argv)
@@ -89,7 +90,9 @@ def _tune(
     builder: ProcessBuilder, table: Table | None,
 ) -> Table:  # fmt: skip
     started = time.monotonic()
-    options = CompileOptions(target=target, precision=args.precision, level=args.level)
+    options = CompileOptions(
+        target=target, precision=args.precision, level=args.level, batch=args.batch
+    )
     workload = collect(load_checkpoint(resolve_weights(name)), options, args.layers)
     logger.info("%s: %d functions, ready in %.1f s", name, len(workload.cases), _since(started))
     with CudaMeasure(workload) as measure:
