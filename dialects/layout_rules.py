@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from yolomlir.dialects.layout import Layout
-from yolomlir.dialects.yolo import integer, shape_of
+from yolomlir.dialects.reading import integer, shape_of
 
 from yolomlir.bindings import ir
 
