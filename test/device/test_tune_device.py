@@ -79,6 +79,18 @@ def test_a_kernel_that_computes_something_else_is_found(
     assert "differs" in str(measure.check(case, planted))
 
 
+def test_whole_inferences_leave_the_inputs_of_checks_alone(
+    load: Workload, measure: CudaMeasure
+) -> None:
+    """A candidate may be checked after graphs were timed, against what came out before."""
+    chosen = {n: built(c, space.default(c.problem))[0] for n, c in load.cases.items()}
+    for name, candidate in chosen.items():
+        assert measure.check(load.cases[name], candidate) is None
+    measure.network(chosen, 2)
+    for name, candidate in chosen.items():
+        assert measure.check(load.cases[name], candidate) is None, candidate.key
+
+
 def test_times_repeat(load: Workload, measure: CudaMeasure) -> None:
     """Of the longest kernel: each launch is timed with its share of the start of the graph."""
     case = max(load.cases.values(), key=lambda c: flops(c.problem))

@@ -54,8 +54,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def parsed(own: str = "") -> ir.Module:
-    return ir.Module.parse(MODULE.replace("TILE", own))
+def parsed(own: str = "", images: int = 1) -> ir.Module:
+    return ir.Module.parse(of_images(images).replace("TILE", own))
+
+
+def of_images(count: int) -> str:
+    return MODULE.replace("<1x64x8x8", f"<{count}x64x8x8")
 
 
 def function_of(module: ir.Module) -> ir.Operation:
@@ -71,10 +75,12 @@ def described(text: str = MODULE) -> tuple[str, str]:
         return signature.function_text(function), signature.signature(function)
 
 
-def assigned(own: str = "", target: str = "sm_90", **options: bool) -> tuple[str, dict[str, int]]:
+def assigned(
+    own: str = "", target: str = "sm_90", images: int = 1, **options: bool
+) -> tuple[str, dict[str, int]]:
     """The key of the tile that the pass gives, and its statistics."""
     with yolo.new_context(), ir.Location.unknown():
-        module = parsed(own)
+        module = parsed(own, images)
         context = PassContext(weights=AbstractWeights(), target=target_named(target))
         AssignTiles(**options).run(module, context)
         attribute = ir.DictAttr(function_of(module).attributes["yolo.tile"])
@@ -101,11 +107,15 @@ def tune(
     database.add(WinnerRecord(entry, key, 2.0, 3.0, key))
 
 
-def ship(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    _, name = described()
-    table = table_of(
-        "sm_90", "NVIDIA H200", "measured", [("tf32", name, TableEntry(key, 1.0, 2.0))]
-    )
+def ship(
+    monkeypatch: pytest.MonkeyPatch, *keys: str, images: int = 1, kind: str = "measured"
+) -> None:
+    """A table with a tile for so many images, then for twice as many, and so on."""
+    rows = [
+        ("tf32", described(of_images(images << i))[1], TableEntry(key, 1.0, 2.0))
+        for i, key in enumerate(keys)
+    ]
+    table = table_of("sm_90", "NVIDIA H200", kind, rows)
     monkeypatch.setattr(tables, "shipped", lambda target: table if target == "sm_90" else None)
 
 
@@ -134,6 +144,35 @@ def test_a_table_s_tile_says_how_it_is_launched(monkeypatch: pytest.MonkeyPatch)
         assert "carveout = 50 : i64" in str(function_of(module).attributes["yolo.tile"])
     ship(monkeypatch, f"{SHIPPED},carveout=60")
     assert assigned()[1] == {"from_rule": 1}
+
+
+@pytest.mark.parametrize(
+    ("images", "known"), [(3, False), (4, True), (8, True), (16, True), (17, True), (64, True)]
+)
+def test_a_tile_measured_with_other_images_serves(
+    images: int, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half as many, twice as many, or the most that were measured; 64 of them are not taken for the
+    weights' 64 channels."""
+    ship(monkeypatch, SHIPPED, images=8)
+    key, statistics = assigned(images=images)
+    assert statistics == {"from_shipped" if known else "from_rule": 1}
+    assert (key == full(SHIPPED)) == known
+
+
+def test_the_nearest_number_of_images_serves_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(monkeypatch, SHIPPED, TUNED, images=4)
+    found = {n: assigned(images=n)[0] for n in (4, 5, 6, 8, 64)}
+    few, many = full(SHIPPED), full(TUNED)
+    assert found == {4: few, 5: few, 6: many, 8: many, 64: many}
+    ship(monkeypatch, SHIPPED, TOO_LARGE, images=4)
+    assert assigned(images=8) == (few, {"from_shipped": 1})
+
+
+def test_a_predicted_tile_serves_its_own_number_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(monkeypatch, SHIPPED, images=8, kind="predicted")
+    assert assigned(images=8)[1] == {"from_shipped": 1}
+    assert assigned(images=16)[1] == {"from_rule": 1}
 
 
 def test_what_is_known_of_one_target_is_not_taken_for_another(

@@ -13,6 +13,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from yolomlir.autotune.batches import standing_for
+
 DEFAULT_LEVEL = 2
 """Where nothing was measured."""
 
@@ -20,7 +22,8 @@ DEFAULT_LEVEL = 2
 def measured_level(
     target: str, scale: str, precision: str, height: int, width: int, batch: int
 ) -> int:
-    """The faster level of the same model on the same target, or `DEFAULT_LEVEL`."""
+    """The faster level of the same model on the same target, with as many images or a number that
+    stands for it; or `DEFAULT_LEVEL`."""
     record = _record(target, scale, precision, height, width, batch)
     if record is None:
         return DEFAULT_LEVEL
@@ -43,12 +46,14 @@ def _record(
 ) -> dict[str, Any] | None:
     wanted = {
         "target": target, "scale": scale, "precision": precision,
-        "height": height, "width": width, "batch": batch,
+        "height": height, "width": width,
     }  # fmt: skip
-    for record in _records():
-        if all(record[key] == value for key, value in wanted.items()):
-            return record
-    return None
+    found = {
+        int(record["batch"]): record
+        for record in _records()
+        if all(record[key] == value for key, value in wanted.items())
+    }
+    return next((found[near] for near in standing_for(batch, found)), None)
 
 
 @cache

@@ -59,8 +59,10 @@ class Lookup:
         if self.use_database:
             yield from ((key, DATABASE) for key in self._from_databases(function))
         table = tables.shipped(self.target.name) if self.use_table else None
-        if table is not None:
-            entry = table.find(self.precision, signature.signature(function))
+        if table is None:
+            return
+        for batch in table.batches(self.precision, signature.batch_of(function)):
+            entry = table.find(self.precision, signature.signature(function, batch))
             if entry is not None:
                 yield entry.tile, TABLE
 

@@ -121,6 +121,7 @@ class CudaMeasure:
         self._memory: list[DeviceMemory] = []
         self._results = self._allocate(self._size)
         self._arenas: dict[tuple[bool, bool], int] = {}
+        self._network: int | None = None
         self._rows: dict[str, int] = {}
         self._warm = False
         self._weights: dict[tuple[str, Order], int] = {}
@@ -152,6 +153,15 @@ class CudaMeasure:
             memory.upload(values.astype(np.float16) if half else values)
             self._arenas[smooth, half] = memory.address
         return self._arenas[smooth, half]
+
+    def _network_arena(self) -> int:
+        """The address of the arena that whole inferences read and write: not one of those whose
+        values the checks rely on."""
+        if self._network is None:
+            memory = self._allocate(self._size)
+            memory.upload(_exact((self._size // 4,), _ARENA, 0.25))
+            self._network = memory.address
+        return self._network
 
     def _ranked(self, layer: str, view: View) -> int:
         """The address of rows that end in a falling logit and their anchor's largest, which it
@@ -216,13 +226,12 @@ class CudaMeasure:
 
         kernel = _launch_of(built)
         smooth = built.family in _SMOOTH and not network
-        shared = self._arena(smooth=False, dtype="float32")
-        results = shared if network else self._results.address
+        results = self._network_arena() if network else self._results.address
         arguments: list[Any] = []
         for argument, parameter in zip(step.arguments, kernel.parameters, strict=False):
             if argument.view is not None:
                 dtype = argument.view.dtype
-                inputs = shared if network else self._arena(smooth=smooth, dtype=dtype)
+                inputs = results if network else self._arena(smooth=smooth, dtype=dtype)
                 if built.family == _RANKED and len(argument.view.shape) == 3 and not network:
                     inputs = self._ranked(step.layer, argument.view) - argument.view.offset_bytes
                 arguments += _view(inputs, argument.view)

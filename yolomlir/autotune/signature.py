@@ -16,9 +16,11 @@ import yolomlir
 from yolomlir.autotune.space import SPACE_VERSION
 from yolomlir.bindings import SUPPORTED_LLVM, ir
 from yolomlir.dialects import yolo
+from yolomlir.dialects.layout import Layout
 
 _TILE = "yolo.tile"
 _SOURCES = ("codegen/gpu/*.py", "codegen/linalg*.py", "passes/lower_to_linalg.py")
+_WEIGHTS = (Layout.OHWI, Layout.HWIO)
 _DTYPES = {"f32": "", "ui8": "u8", "si8": "i8", "f16": "f16"}
 
 
@@ -30,23 +32,34 @@ def function_text(function: ir.Operation) -> str:
     return re.sub(r",? ?yolo\.tile = \{[^}]*\}", "", text, count=1).strip()
 
 
-def signature(function: ir.Operation) -> str:
+def signature(function: ir.Operation, batch: int | None = None) -> str:
     """Family, operands, ops with what changes them, result, as one readable line.
 
     Such as `conv2d 1x64x160x160,64x64x3x3,64 > conv2d[padding=1;strides=2] silu >
     1x64x80x80`. It has all that decides which tile is best and nothing that a small change of the
-    compiler alters.
+    compiler alters. batch: of the same function for so many images.
     """
     block = function.regions[0].blocks[0]
-    operands = ",".join(_type(value.type) for value in block.arguments)
+    operands = ",".join(_type(value.type, batch) for value in block.arguments)
     ops = []
     for view in block.operations:
         op = view.operation
         if op.name == "func.return":
-            result = ",".join(_type(value.type) for value in op.operands)
+            result = ",".join(_type(value.type, batch) for value in op.operands)
         else:
             ops.append(_op(op))
     return f"{yolo.string(function, 'yolo.family')} {operands} > {' '.join(ops)} > {result}"
+
+
+def batch_of(function: ir.Operation) -> int:
+    """How many images a function computes at once."""
+    *_, end = function.regions[0].blocks[0].operations
+    return int(ir.RankedTensorType(end.operation.operands[0].type).shape[0])
+
+
+def batch_in(text: str) -> int:
+    """How many images the function of a signature computes at once."""
+    return int(text.rpartition(" > ")[2].partition("x")[0])
 
 
 def entry_key(text: str, target: str, device: str, precision: str, assembler: str) -> str:
@@ -91,9 +104,12 @@ def assembler_version() -> str:
         return "none"
 
 
-def _type(type_: ir.Type) -> str:
+def _type(type_: ir.Type, batch: int | None = None) -> str:
     tensor = ir.RankedTensorType(type_)
-    return "x".join(map(str, tensor.shape)) + _DTYPES.get(str(tensor.element_type), "?")
+    shape = list(tensor.shape)
+    if batch is not None and len(shape) > 2 and Layout.of(type_) not in _WEIGHTS:
+        shape[0] = batch
+    return "x".join(map(str, shape)) + _DTYPES.get(str(tensor.element_type), "?")
 
 
 def _op(op: ir.Operation) -> str:

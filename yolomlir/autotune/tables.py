@@ -6,11 +6,13 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from yolomlir.autotune.batches import standing_for
+from yolomlir.autotune.signature import batch_in
 from yolomlir.autotune.space import SPACE_VERSION
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,22 @@ class Table:
         if entry is None and precision == "fp16":
             entry = self.entries.get("tf32", {}).get(signature)
         return entry
+
+    def batches(self, precision: str, batch: int) -> list[int]:
+        """The batch sizes whose tiles may serve one of `batch` images, the nearest first.
+
+        Its own, and those that were measured and stand for it. What is predicted is so for each
+        size alone.
+        """
+        if self.kind != MEASURED:
+            return [batch]
+        others = standing_for(batch, self._measured_batches.get(precision, ()))
+        return [batch, *(b for b in others if b != batch)]
+
+    @cached_property
+    def _measured_batches(self) -> dict[str, list[int]]:
+        """By precision, in rising order."""
+        return {p: sorted({batch_in(text) for text in rows}) for p, rows in self.entries.items()}
 
     def merged(self, other: Table) -> Table:
         """With the entries of another of the same GPU, which win."""
