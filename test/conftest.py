@@ -1,11 +1,14 @@
-"""Skips tests that need a GPU where there is none, with the reason; slow ones unless asked for."""
+"""Skips tests that need a GPU, or minutes; gives contexts and folders to those that ask."""
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from yolomlir.dialects import yolo
 
+from yolomlir.bindings import ir
 from yolomlir.runtime.device import cuda_device
 
 
@@ -23,6 +26,13 @@ def pytest_collection_finish() -> None:
     """What is there now stays until the end: the collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def context() -> Iterator[None]:
+    """An MLIR context with the dialect, and a location, for what a test builds."""
+    with yolo.new_context(), ir.Location.unknown():
+        yield
 
 
 def _folder(variable: str) -> Path:

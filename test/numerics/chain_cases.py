@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from conv_cases import round_to_tf32
 from gpu_dispatches import activation, halved, lowered, stored_half, weight
+from simulated_launch import round_to_tf32
 
 from yolomlir.bindings import ir
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from simulated_launch import round_to_tf32
 
 ROUNDED = "0.00392156862745098"
 """1 / 255."""
@@ -193,12 +194,6 @@ def _epilogue(case: Case, out: str, stored: str) -> list[str]:
     ]
 
 
-def round_to_tf32(x: np.ndarray) -> np.ndarray:
-    """Nearest TF32, ties away from zero, as `cvt.rna.tf32.f32` rounds."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
 DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 
 
@@ -211,6 +206,11 @@ class Operands:
     weights: np.ndarray
     bias: np.ndarray
     residual: np.ndarray | None
+
+    def in_order(self) -> list[np.ndarray]:
+        """As the dispatch has them."""
+        last = [] if self.residual is None else [self.residual]
+        return [*self.sources, self.weights, self.bias, *last]
 
     @staticmethod
     def random(case: Case, seed: int = 0) -> Operands:

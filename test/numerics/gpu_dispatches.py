@@ -1,27 +1,27 @@
 """Dispatches of the GPU's depthwise, max_pool, attention and detect families for tests.
 
 Each is written as a `yolo` function and lowered by `yolo-lower-to-linalg`, so that the kernels are
-made from what the compiler gives them. `Run` lays the operands out with pitches wider than their
-channels (what lies between is NaN and must be neither used nor changed) and simulates.
+made from what the compiler gives them, and run with pitches wider than their channels.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from simulated_launch import SimulatedLaunch
 from yolomlir.passes.base import PassContext
 from yolomlir.passes.lower_to_linalg import LowerToLinalg
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.generate import generate_kernel
-from yolomlir.codegen.gpu.kernel import ACTIVATION, SCRATCH, WEIGHT, Kernel
+from yolomlir.codegen.gpu.kernel import Kernel
 from yolomlir.codegen.gpu.ptx import assemble, to_ptx
 from yolomlir.codegen.gpu.tile import TILE, to_attribute
 from yolomlir.simulator.report import SimulationReport
-from yolomlir.simulator.simulate import simulate
 from yolomlir.target import target_named
 
 TARGETS = ("sm_80", "sm_90", "sm_120")
@@ -110,15 +110,30 @@ def kernel_of(
     return generate_kernel(dispatch, target_named(target), precision=precision)
 
 
+def assembled(kernel: Kernel, target: str) -> str:
+    """The PTX of a kernel, which assembles without spills and within the target's limits."""
+    gpu = target_named(target)
+    ptx = to_ptx(kernel.module, gpu)
+    cubin = assemble(ptx, gpu.chip)
+    assert cubin.spill_bytes == 0
+    assert cubin.registers * kernel.launch.block[0] <= gpu.registers_per_sm
+    assert kernel.launch.shared_bytes <= gpu.shared_memory_bytes
+    return ptx
+
+
 def check_assembles(text: str, *, precision: str = "tf32", tile: object = None) -> None:
-    """The kernel assembles for sm_90 and sm_120 without spills and within their limits."""
-    for name in ("sm_90", "sm_120"):
-        target = target_named(name)
-        kernel = kernel_of(text, target=name, precision=precision, tile=tile)
-        cubin = assemble(to_ptx(kernel.module, target), target.chip)
-        assert cubin.spill_bytes == 0
-        assert cubin.registers * kernel.launch.block[0] <= target.registers_per_sm
-        assert kernel.launch.shared_bytes <= target.shared_memory_bytes
+    """The kernel of a function assembles for sm_90 and sm_120."""
+    for target in ("sm_90", "sm_120"):
+        assembled(kernel_of(text, target=target, precision=precision, tile=tile), target)
+
+
+START_ALONE = ["barrier.cluster.arrive.relaxed.aligned;", "barrier.cluster.wait;"]
+"""The blocks of a cluster meet at the start, which makes nothing visible."""
+
+
+def cluster_barriers(ptx: str) -> list[str]:
+    """The instructions with which blocks of a cluster meet, in order."""
+    return re.findall(r"barrier\.cluster\.\S*", ptx)
 
 
 # ---- running ------------------------------------------------------------------------------------
@@ -132,12 +147,8 @@ class Result:
     report: SimulationReport
 
 
-class Run:
-    """A kernel with operands in memory; calling it simulates one launch.
-
-    operands: physical arrays in the order of the dispatch. extra: elements that every activation's
-    pitch is wider than its channels. The workspace, where there is one, is zero at first and kept.
-    """
+class Run(SimulatedLaunch):
+    """A launch that has one result."""
 
     def __init__(
         self,
@@ -147,61 +158,12 @@ class Run:
         *,
         extra: int = 4,
     ) -> None:
-        self.kernel, self.shape = kernel, result_shape
-        parameters = kernel.launch.parameters
-        roles = [p.role for p in parameters if p.role != SCRATCH]
-        assert len(roles) == len(operands) + 1
-        self.arguments: list[Any] = []
-        for role, operand in zip(roles, operands, strict=False):
-            if role == WEIGHT:
-                self.arguments.append(operand.reshape(-1).copy())
-                continue
-            assert role == ACTIVATION
-            self.arguments += _spread(operand, extra)
-        self.position = len(self.arguments)
-        self.pitch = result_shape[-1] + (extra if len(result_shape) == 4 else 0)
-        self.arguments += [np.empty(0, np.float32), self.pitch]
-        if kernel.launch.workspace_bytes:
-            assert parameters[-1].role == SCRATCH
-            self.arguments.append(np.zeros(kernel.launch.workspace_bytes // 4, np.int32))
+        super().__init__(kernel, operands, [result_shape], extra=extra)
+        self.shape, self.position, self.pitch = result_shape, self.positions[0], self.pitches[0]
 
-    def __call__(self, *, seed: int = 0, blocks: int | None = None, **options: Any) -> Result:
-        dtype = [p.dtype for p in self.kernel.launch.parameters if p.role == ACTIVATION][-1]
-        y = np.full((*self.shape[:-1], self.pitch), np.nan, dtype)
-        mask = np.zeros(y.shape, bool)
-        mask[..., : self.shape[-1]] = True
-        self.arguments[self.position] = y.reshape(-1)
-        report = simulate(
-            self.kernel.module,
-            self.kernel.launch,
-            self.arguments,
-            seed=seed,
-            blocks=blocks,
-            outputs={self.position: mask.reshape(-1)},
-            **options,
-        )
-        written = report.written[self.position].reshape(y.shape)
-        assert not written[~mask].any()
-        assert written[mask].all() if blocks is None else written.any()
-        return Result(np.where(written, y, np.nan)[..., : self.shape[-1]], report)
-
-
-def _spread(x: np.ndarray, extra: int) -> list[Any]:
-    """A dense array as a flat one of a larger pitch, and that pitch."""
-    pitch = x.shape[-1] + extra
-    wide = np.full((*x.shape[:-1], pitch), np.nan, x.dtype)
-    wide[..., : x.shape[-1]] = x
-    return [wide.reshape(-1), pitch]
-
-
-def assert_close(got: np.ndarray, want: np.ndarray, tolerance: np.ndarray) -> None:
-    """Every element within its own tolerance; none NaN."""
-    error = np.abs(got.astype(np.float64) - want)
-    worst = np.unravel_index(np.argmax(error - tolerance), error.shape)
-    assert not np.isnan(got).any()
-    assert error[worst] <= tolerance[worst], (
-        f"at {worst}: {got[worst]}, expected {want[worst]} +- {tolerance[worst]}"
-    )
+    def __call__(self, **options: Any) -> Result:
+        outcome = super().__call__(**options)
+        return Result(outcome.values[0], outcome.report)
 
 
 # ---- float64 references -------------------------------------------------------------------------

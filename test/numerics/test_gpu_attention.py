@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from conv_cases import round_to_tf32
 from gpu_dispatches import (
     HALF_STEP,
     HALF_UNIT,
+    START_ALONE,
     TARGETS,
     UNIT,
     Run,
     activation,
-    assert_close,
+    assembled,
     check_assembles,
+    cluster_barriers,
     conv_attributes,
     depthwise_terms,
     function,
@@ -26,19 +26,12 @@ from gpu_dispatches import (
     stored_half,
     weight,
 )
-from yolomlir.dialects import yolo
+from simulated_launch import assert_close, round_to_tf32
 
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.attention import AttentionTile
-from yolomlir.codegen.gpu.ptx import assemble, to_ptx
 from yolomlir.diagnostics import UnsupportedError
-from yolomlir.target import target_named
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 @dataclass(frozen=True)
@@ -288,18 +281,13 @@ def test_not_a_number_is_not_lost():
 @pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 def test_blocks_of_a_cluster_wait_for_bytes_alone(target, precision):
-    """Only the arrival at the start is left, which makes nothing visible."""
     text = Case(1, 4, 8).text()
     text = halved(text) if precision == "fp16" else text
     kernel = kernel_of(text, target=target, precision=precision, tile=AttentionTile(1, 2, 4, 2))
-    ptx = to_ptx(kernel.module, target_named(target))
-    assert re.findall(r"barrier\.cluster\.\S*", ptx) == [
-        "barrier.cluster.arrive.relaxed.aligned;",
-        "barrier.cluster.wait;",
-    ]
+    ptx = assembled(kernel, target)
+    assert cluster_barriers(ptx) == START_ALONE
     assert "complete_tx::bytes.v4.b32" in ptx
     assert "complete_tx::bytes.v2.b32" in ptx
-    assert assemble(ptx, target_named(target).chip).spill_bytes == 0
 
 
 def test_clusters_need_a_target_that_has_them():

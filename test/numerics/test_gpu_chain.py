@@ -3,117 +3,29 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
-from chain_cases import (
-    TF32_ROUNDING,
-    ChainCase,
-    Link,
-    Part,
-    chain_module,
-    expected_results,
-    random_operands,
-)
-from conv_cases import round_to_tf32
-from gpu_dispatches import assert_close
+from chain_cases import ChainCase, Link, Part
+from chain_forms import ATTENTION_BLOCK, CHAINS, DIVISIBLE, DIVISIBLE_DEPTHWISE, TWO
+from chain_kernels import kernel_of, launch_of, run, shape_of_case
+from gpu_dispatches import assembled
+from network_dispatches import dispatches
+from simulated_launch import round_to_tf32
 from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
-from yolomlir.codegen.gpu.chain import shape_of
 from yolomlir.codegen.gpu.chain_problem import match_chain
 from yolomlir.codegen.gpu.chain_space import default_tile, tile_space
-from yolomlir.codegen.gpu.chain_tile import ChainShape, ChainTile, objection, plan
+from yolomlir.codegen.gpu.chain_tile import ChainTile, objection, plan
 from yolomlir.codegen.gpu.generate import generate_kernel
-from yolomlir.codegen.gpu.kernel import ACTIVATION
-from yolomlir.codegen.gpu.ptx import assemble, compile_kernels, to_ptx
-from yolomlir.codegen.gpu.tile import to_attribute
-from yolomlir.compiler import CompileOptions, emit
+from yolomlir.codegen.gpu.ptx import compile_kernels, to_ptx
 from yolomlir.diagnostics import UnsupportedError, UserError
-from yolomlir.frontend import network
-from yolomlir.frontend.checkpoint import Checkpoint
-from yolomlir.runtime.packing import packed
-from yolomlir.simulator.report import SimulationReport
-from yolomlir.simulator.simulate import simulate
 from yolomlir.target import target_named
 
 SM_90 = target_named("sm_90")
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
-
-
-def spread(x: np.ndarray, extra: int) -> tuple[np.ndarray, int]:
-    """A dense N x H x W x C array as a flat one of a larger pitch, and that pitch."""
-    pitch = x.shape[-1] + extra
-    wide = np.full((*x.shape[:-1], pitch), np.nan, x.dtype)
-    wide[..., : x.shape[-1]] = x
-    return wide.reshape(-1), pitch
-
-
-def run(
-    case: ChainCase,
-    tile: ChainTile | None = None,
-    precision: str = "tf32",
-    *,
-    target: str = "sm_90",
-    extra: int = 4,
-    seed: int = 0,
-    blocks: int | None = None,
-    rounded: bool = False,
-) -> tuple[list[np.ndarray], SimulationReport]:
-    """Simulate a case and check what it computed; the results and the report."""
-    half = precision == "fp16"
-    module, roles = chain_module(case, half=half)
-    function = module.body.operations[0]
-    chip = target_named(target)
-    problem = match_chain(function.operation, precision=precision)
-    tile = tile or default_tile(shape_of(problem), chip, precision)
-    function.operation.attributes["yolo.tile"] = to_attribute(tile)
-    kernel = generate_kernel(function, chip, precision=precision)
-    operands = random_operands(case, roles, seed)
-    flat: list[Any] = []
-    parameters = kernel.launch.parameters
-    pairs = zip(operands, parameters, strict=False)
-    operands = [operand.astype(parameter.dtype) for operand, parameter in pairs]
-    for operand, parameter in zip(operands, parameters, strict=False):
-        if parameter.role == ACTIVATION:
-            flat += spread(operand, extra)
-        else:
-            values = round_to_tf32(operand) if parameter.tf32 else operand
-            flat.append(packed(values, parameter.packed).reshape(-1))
-    outputs, places = {}, []
-    for index in case.results:
-        shape = (case.batch, *case.out_size, case.links[index].out)
-        dtype = np.float16 if half else np.float32
-        y, pitch = spread(np.full(shape, np.nan, dtype), extra)
-        mask = np.zeros((*shape[:-1], pitch), bool)
-        mask[..., : shape[-1]] = True
-        outputs[len(flat)] = mask.reshape(-1)
-        places.append((len(flat), (*shape[:-1], pitch), shape[-1]))
-        flat += [y, pitch]
-    report = simulate(kernel.module, kernel.launch, flat, seed=seed, blocks=blocks, outputs=outputs)
-    slices = max(stage.warps_k for stage in plan(tile, shape_of(problem)).stages)
-    operands = [operand.astype(np.float32) for operand in operands]
-    wanted = expected_results(case, roles, operands, precision, slices + 4)
-    results = []
-    for (place, shape, channels), (value, tolerance) in zip(places, wanted, strict=True):
-        written = report.written[place].reshape(shape)[..., :channels]
-        got = flat[place].reshape(shape)[..., :channels]
-        assert written.all() if blocks is None else written.any()
-        if rounded:
-            tolerance = tolerance + TF32_ROUNDING * np.abs(value)
-        assert_close(got[written], value[written], tolerance[written])
-        results.append(got)
-    return results, report
-
-
-PAIR = (Link(32), Link(16, (Part(32, 0),)))
-TWO = ChainCase(5, 7, 24, PAIR)
+pytestmark = pytest.mark.usefixtures("context")
 
 
 @pytest.mark.parametrize(
@@ -133,65 +45,19 @@ def test_two_stages(tile, precision):
     run(TWO, tile, precision, extra=8 if precision == "fp16" else 4)
 
 
-CASES = [
-    # A C3k2's first convolution, of which half goes on and all is stored.
-    ChainCase(5, 8, 32, (Link(32), Link(24, (Part(16, 0, 16),))), stored=(0,)),
-    # Its last: two sources from outside, one from inside.
-    ChainCase(4, 5, 16, (Link(16), Link(32, (Part(16), Part(8), Part(16, 0))))),
-    # An attention block: projection with residual, its two layers, the block's own last one.
-    ChainCase(
-        5, 4, 32,
-        (
-            Link(32, silu=False, add="argument"),
-            Link(64, (Part(32, 0),)),
-            Link(32, (Part(64, 1),), silu=False, add=0),
-            Link(48, (Part(16), Part(32, 2))),
-        ),
-        stored=(2,),
-    ),
-    # A box head, and a 3x3 of stride 2 before.
-    ChainCase(9, 7, 16, (Link(16), Link(4, (Part(16, 0),), silu=False)), kernel=3),
-    ChainCase(9, 10, 8, (Link(24), Link(80, (Part(24, 0),))), kernel=3, stride=2, batch=2),
-    # Channels that nothing divides.
-    ChainCase(
-        3, 5, 6,
-        (Link(10, add="argument"), Link(7, (Part(5), Part(6, 0, 3)), add="argument")),
-    ),
-    ChainCase(4, 4, 80, (Link(80), Link(80, (Part(80, 0),), silu=False)), stored=(0,)),
-    # A class head's depthwise 3x3, at two strides.
-    ChainCase(
-        7, 9, 16, (Link(16), Link(24, (Part(16, 0),)), Link(8, (Part(24, 1),), silu=False)),
-        kernel=3, depthwise=True,
-    ),
-    ChainCase(
-        8, 9, 6, (Link(6, add="argument"), Link(16, (Part(6, 0),))),
-        kernel=3, stride=2, batch=2, depthwise=True, stored=(0,),
-    ),
-    # Two readers of one stage, one of them after another stage.
-    ChainCase(
-        4, 6, 16,
-        (Link(16), Link(8, (Part(16, 0),)), Link(16, (Part(8, 1), Part(8, 0, 8)), add=0)),
-    ),
-]  # fmt: skip
-
-
-CLUSTERED = (0, 1, 2, 4, 6)
-"""Cases of which every stage has channels for two blocks."""
-
-
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize("case", CHAINS, ids=range(len(CHAINS)))
 def test_forms(case):
     run(case, ChainTile(16, 1, 4, 2, 3))
     run(case, ChainTile(16, 1, 4, 2, 3), "fp16", extra=8)
 
 
-@pytest.mark.parametrize("case", [CASES[i] for i in CLUSTERED], ids=CLUSTERED)
+@pytest.mark.parametrize("case", [CHAINS[i] for i in DIVISIBLE], ids=DIVISIBLE)
 def test_forms_of_a_cluster(case):
     run(case, ChainTile(16, 2, 4, 2, 3))
     run(case, ChainTile(16, 2, 4, 2, 3), "fp16", extra=8)
 
 
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize("case", CHAINS, ids=range(len(CHAINS)))
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_forms_with_the_default_tile(case, precision):
     run(case, precision=precision, extra=8)
@@ -199,16 +65,14 @@ def test_forms_with_the_default_tile(case, precision):
 
 @pytest.mark.parametrize("index", [2, 5, 8])
 def test_forms_in_float32(index):
-    run(CASES[index], precision="fp32")
-    run(CASES[index], ChainTile(32, 1, 8, 1, 2), precision="fp32", extra=0)
+    run(CHAINS[index], precision="fp32")
+    run(CHAINS[index], ChainTile(32, 1, 8, 1, 2), precision="fp32", extra=0)
 
 
 def test_a_depthwise_stage_divided_among_blocks():
-    links = (Link(32), Link(40, (Part(32, 0),)), Link(24, (Part(40, 1),)))
-    case = ChainCase(6, 7, 32, links, kernel=3, depthwise=True, stored=(0,))
-    run(case, ChainTile(16, 2, 4, 2, 3))
-    run(case, ChainTile(32, 2, 8, 1, 2), precision="fp32")
-    run(case, ChainTile(16, 2, 4, 2, 3), "fp16", extra=8)
+    run(DIVISIBLE_DEPTHWISE, ChainTile(16, 2, 4, 2, 3))
+    run(DIVISIBLE_DEPTHWISE, ChainTile(32, 2, 8, 1, 2), precision="fp32")
+    run(DIVISIBLE_DEPTHWISE, ChainTile(16, 2, 4, 2, 3), "fp16", extra=8)
 
 
 def test_a_larger_cluster_and_many_slices():
@@ -249,34 +113,15 @@ def test_results_rounded_for_their_readers():
 
 
 def test_the_same_bits_in_any_order_of_blocks_and_warps():
-    module, roles = chain_module(CASES[2])
-    function = module.body.operations[0]
-    function.operation.attributes["yolo.tile"] = to_attribute(ChainTile(16, 2, 8, 2, 3))
-    kernel = generate_kernel(function, SM_90, precision="tf32")
-    operands = random_operands(CASES[2], roles, 0)
-    found = []
-    for seed in (0, 1, 2):
-        flat, places = [], []
-        for operand, parameter in zip(operands, kernel.launch.parameters, strict=False):
-            activation = parameter.role == ACTIVATION
-            flat += spread(operand, 0) if activation else [operand.reshape(-1)]
-        for index in CASES[2].results:
-            shape = (1, *CASES[2].out_size, CASES[2].links[index].out)
-            places.append(len(flat))
-            flat += [np.full(shape, np.nan, np.float32).reshape(-1), shape[-1]]
-        simulate(kernel.module, kernel.launch, flat, seed=seed, outputs=places)
-        found.append([flat[place] for place in places])
-    for other in found[1:]:
-        for a, b in zip(found[0], other, strict=True):
+    kernel = kernel_of(ATTENTION_BLOCK, ChainTile(16, 2, 8, 2, 3))
+    launch, _ = launch_of(ATTENTION_BLOCK, kernel)
+    first, *others = (launch(seed=seed).values for seed in (0, 1, 2))
+    for other in others:
+        for a, b in zip(first, other, strict=True):
             np.testing.assert_array_equal(a, b)
 
 
 # ---- tiles --------------------------------------------------------------------------------------
-
-
-def shape_of_case(case: ChainCase) -> ChainShape:
-    module, _ = chain_module(case)
-    return shape_of(match_chain(module.body.operations[0].operation, precision="tf32"))
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_120"])
@@ -289,26 +134,17 @@ def test_candidates_are_within_the_limits_and_assemble(name):
     assert len(tiles) == len(set(tiles)) >= 50
     assert all(plan(t, shape).shared_bytes <= target.shared_memory_bytes for t in tiles)
     assert target.clusters or all(t.cluster_n == 1 for t in tiles)
-    module, _ = chain_module(case)
-    function = module.body.operations[0]
     for tile in (default_tile(shape, target, "tf32"), *tiles[:: len(tiles) // 2]):
-        function.operation.attributes["yolo.tile"] = to_attribute(tile)
-        kernel = generate_kernel(function, target, precision="tf32")
-        text = to_ptx(kernel.module, target)
-        cubin = assemble(text, target.chip)
-        assert cubin.spill_bytes == 0
-        assert cubin.registers * kernel.launch.block[0] <= target.registers_per_sm
+        kernel = kernel_of(case, tile, name)
+        text = assembled(kernel, name)
         assert kernel.launch.programmatic == target.programmatic_launch
         assert ("griddepcontrol" in text) == target.programmatic_launch
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_dependents_are_released_before_the_last_epilogue_or_after_the_wait(early):
-    module, _ = chain_module(TWO)
-    function = module.body.operations[0]
-    tile = ChainTile(16, 2, 4, release_early=early)
-    function.operation.attributes["yolo.tile"] = to_attribute(tile)
-    text = to_ptx(generate_kernel(function, SM_90, precision="tf32").module, SM_90)
+    kernel = kernel_of(TWO, ChainTile(16, 2, 4, release_early=early))
+    text = to_ptx(kernel.module, SM_90)
     assert text.count("griddepcontrol.launch_dependents") == 1
     before, after = text.split("griddepcontrol.launch_dependents")
     assert "griddepcontrol.wait" in before
@@ -328,13 +164,10 @@ def test_dependents_are_released_before_the_last_epilogue_or_after_the_wait(earl
     ],
 )
 def test_an_illegal_tile_says_why(tile, reason):
-    shape = shape_of_case(CASES[0])
+    shape = shape_of_case(CHAINS[0])
     assert reason in (objection(tile, shape, SM_90, "tf32") or "")
-    module, _ = chain_module(CASES[0])
-    function = module.body.operations[0]
-    function.operation.attributes["yolo.tile"] = to_attribute(tile)
     with pytest.raises(UserError, match="illegal tile"):
-        generate_kernel(function, SM_90, precision="tf32")
+        kernel_of(CHAINS[0], tile)
 
 
 def test_a_chain_that_fits_nowhere_is_unsupported():
@@ -361,18 +194,11 @@ def test_other_forms_are_refused():
 )
 @pytest.mark.parametrize("chip", ["sm_90", "sm_120"])
 def test_every_chain_assembles(scale, chip, precision):
-    shapes = network.parameters(network.SCALES[scale], 80, fused=True)
-    weights = {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
-    options = CompileOptions(target=chip, precision=precision, level=3)
     target = target_named(chip)
-    module = ir.Module.parse(emit(Checkpoint(weights), options, "linalg"))
-    kernels = {}
-    for view in module.body.operations:
-        op = view.operation
-        if "yolo.family" in op.attributes and yolo.string(op, "yolo.family") == "chain":
-            kernels[yolo.string(op, "sym_name")] = generate_kernel(
-                view, target, precision=precision
-            )
+    kernels = {
+        yolo.string(view.operation, "sym_name"): generate_kernel(view, target, precision=precision)
+        for view in dispatches("chain", scale, chip, precision)
+    }
     assert len(kernels) >= 15
     for name, compiled in compile_kernels(kernels, target).items():
         assert compiled.spill_bytes == 0, name

@@ -5,40 +5,40 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import mutations
 import numpy as np
 import pytest
-from chain_cases import ChainCase, Link, Part, chain_module, random_operands
+from chain_cases import ChainCase, Link, Part
+from chain_forms import (
+    ATTENTION_BLOCK,
+    BOTTLENECK,
+    BOTTLENECK_AND_C3K2_END,
+    C3K2_END,
+    CHAINS,
+    DEPTHWISE,
+    DIVISIBLE_DEPTHWISE,
+    DOWN,
+    STORED_PAIR,
+    STORED_WINDOW,
+    TWO,
+)
+from chain_kernels import kernel_of, launch_of, run, shape_of_case
 from conv_cases import Case
-from test_gpu_chain import CASES, TWO, run, shape_of_case, spread
-from test_gpu_chain_pairs import BLOCK as PAIR_BLOCK
-from test_gpu_chain_pairs import BOTTLENECK
-from test_gpu_chain_pairs import MORE as PAIRS
-from test_gpu_chain_window import BLOCK, DEPTHWISE, DOWN
-from test_gpu_chain_window import MORE as WINDOWS
-from test_gpu_conv2d import run as run_conv
-from yolomlir.dialects import yolo
+from conv_kernels import run as run_conv
+from gpu_dispatches import assembled
 
 from yolomlir.autotune import space
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.chain_tile import ChainTile, objection, plan
-from yolomlir.codegen.gpu.generate import generate_kernel
-from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
-from yolomlir.codegen.gpu.ptx import assemble, to_ptx
-from yolomlir.codegen.gpu.tile import to_attribute
+from yolomlir.codegen.gpu.kernel import ACTIVATION
 from yolomlir.runtime.packing import orders, packed
 from yolomlir.runtime.plan import Argument, Plan, Step
-from yolomlir.simulator import SimulationError, simulate
 from yolomlir.target import target_named
 
 SM_90 = target_named("sm_90")
 WAIT = re.compile(r"\n *llvm\.inline_asm has_side_effects \"\{[^\n]*try_wait[^\n]*\$1;[^\n]*")
 FENCE = re.compile(r"\n *nvvm\.fence\.proxy[^\n]*")
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 def bulk(*options: int, **more: int) -> ChainTile:
@@ -71,7 +71,7 @@ def test_two_stages(tile, precision):
     compare(TWO, tile, precision)
 
 
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize("case", CHAINS, ids=range(len(CHAINS)))
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_forms(case, precision):
     """K and channels that nothing divides, too: zeros come from memory."""
@@ -81,8 +81,8 @@ def test_forms(case, precision):
 @pytest.mark.parametrize(
     ("case", "tile"),
     [
-        (CASES[0], bulk(16, 2, 4, 2, 3)),
-        (CASES[2], bulk(16, 2, 4, 2, 2)),
+        (CHAINS[0], bulk(16, 2, 4, 2, 3)),
+        (ATTENTION_BLOCK, bulk(16, 2, 4, 2, 2)),
         (RAGGED, bulk(16, 4, 4, 8, 12)),
         (RAGGED, bulk(16, 2, 8, 4, 2)),
     ],
@@ -97,13 +97,13 @@ def test_each_block_of_a_cluster_has_its_own(case, tile, precision):
     ("case", "tile"),
     [
         (DOWN, bulk(32, 1, 4, 2, 2, rows=4)),
-        (BLOCK, bulk(64, 1, 8, 8, 12, rows=8)),
-        (BLOCK, bulk(64, 2, 4, 1, 3, rows=4)),
-        (WINDOWS[5], bulk(16, 1, 4, 2, 3, rows=4)),
+        (C3K2_END, bulk(64, 1, 8, 8, 12, rows=8)),
+        (C3K2_END, bulk(64, 2, 4, 1, 3, rows=4)),
+        (STORED_WINDOW, bulk(16, 1, 4, 2, 3, rows=4)),
         (BOTTLENECK, bulk(32, 1, 4, 2, 2, rows=4)),
-        (PAIR_BLOCK, bulk(32, 1, 8, 8, 12, rows=2)),
-        (PAIR_BLOCK, bulk(16, 2, 4, 2, 3, rows=4)),
-        (PAIRS[4], bulk(16, 1, 4, 1, 2, rows=4)),
+        (BOTTLENECK_AND_C3K2_END, bulk(32, 1, 8, 8, 12, rows=2)),
+        (BOTTLENECK_AND_C3K2_END, bulk(16, 2, 4, 2, 3, rows=4)),
+        (STORED_PAIR, bulk(16, 1, 4, 1, 2, rows=4)),
     ],
     ids=lambda value: str(value) if isinstance(value, ChainTile) else "",
 )
@@ -117,9 +117,7 @@ def test_behind_a_depthwise_stage(precision):
     for case in DEPTHWISE[:2]:
         compare(case, bulk(16, 1, 4, 2, 3), precision)
         compare(case, bulk(32, 1, 4, 8, 12, rows=4), precision)
-    links = (Link(32), Link(40, (Part(32, 0),)), Link(24, (Part(40, 1),)))
-    case = ChainCase(6, 7, 32, links, kernel=3, depthwise=True, stored=(0,))
-    compare(case, bulk(32, 2, 4, 1, 2, rows=4), precision)
+    compare(DIVISIBLE_DEPTHWISE, bulk(32, 2, 4, 1, 2, rows=4), precision)
 
 
 @pytest.mark.parametrize(("precision", "element"), [("tf32", "f32"), ("fp16", "f16")])
@@ -142,36 +140,19 @@ def test_lanes_with_whole_sums():
 # ---- the kernel ---------------------------------------------------------------------------------
 
 
-def kernel_of(
-    case: ChainCase, tile: ChainTile, target: str = "sm_90", precision: str = "tf32"
-) -> Kernel:
-    module, _ = chain_module(case, half=precision == "fp16")
-    function = module.body.operations[0]
-    function.operation.attributes["yolo.tile"] = to_attribute(tile)
-    return generate_kernel(function, target_named(target), precision=precision)
-
-
 SHAPES = [
     (ChainCase(40, 40, 64, (Link(64), Link(80, (Part(32), Part(64, 0))))), bulk(32, 2, 8, 16, 3)),
     (ChainCase(40, 40, 32, (Link(64), Link(64, (Part(64, 0),))), kernel=3), bulk(32, 1, 8, 8, 3)),
 ]
 
 
-def problem_of(case: ChainCase, target: str, precision: str) -> space.Problem:
-    module, _ = chain_module(case, half=precision == "fp16")
-    function = module.body.operations[0].operation
-    return space.problem_of(function, target_named(target), precision)
-
-
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_the_instructions(target, precision):
     """The first copies come before the wait for earlier kernels, one copy and one wait a step."""
-    gpu = target_named(target)
     for case, tile in SHAPES:
-        ptx = to_ptx(kernel_of(case, tile, target, precision).module, gpu)
-        assert assemble(ptx, gpu.chip).spill_bytes == 0
-        work = plan(tile, problem_of(case, target, precision).shape)
+        ptx = assembled(kernel_of(case, tile, target, precision), target)
+        work = plan(tile, shape_of_case(case, precision))
         before, after = ptx.split("griddepcontrol.wait")
         assert before.count("cp.async.bulk.shared") == work.slots
         assert after.count("cp.async.bulk.shared") == work.steps - work.slots
@@ -182,20 +163,20 @@ def test_the_instructions(target, precision):
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_what_the_tuner_tries_assembles(target, precision):
-    gpu = target_named(target)
     for case, _ in SHAPES:
-        problem = problem_of(case, target, precision)
+        problem = space.Problem(
+            "chain", shape_of_case(case, precision), target_named(target), precision
+        )
         tiles = [dataclasses.replace(t, bulk=1) for t in space.ranked(problem)[::12]]
         tiles = [t for t in tiles if space.illegal(problem, t) is None]
         assert len(tiles) >= 5
         for tile in tiles:
-            ptx = to_ptx(kernel_of(case, tile, target, precision).module, gpu)
-            assert assemble(ptx, gpu.chip).spill_bytes == 0, tile
+            assembled(kernel_of(case, tile, target, precision), target)
 
 
 @pytest.mark.parametrize("target", ["sm_89", "sm_90"])
 def test_a_tile_without_it_makes_the_same_kernel_as_ever(target):
-    kernel = kernel_of(CASES[2], ChainTile(16, 1, 4, 2, 3), target)
+    kernel = kernel_of(ATTENTION_BLOCK, ChainTile(16, 1, 4, 2, 3), target)
     text = str(kernel.module)
     assert "bulk" not in text
     assert "mbarrier" not in text
@@ -203,8 +184,8 @@ def test_a_tile_without_it_makes_the_same_kernel_as_ever(target):
 
 
 def test_every_weight_has_its_own_order():
-    kernel = kernel_of(CASES[2], bulk(16, 2, 4, 2, 3))
-    work = plan(bulk(16, 2, 4, 2, 3), shape_of_case(CASES[2]))
+    kernel = kernel_of(ATTENTION_BLOCK, bulk(16, 2, 4, 2, 3))
+    work = plan(bulk(16, 2, 4, 2, 3), shape_of_case(ATTENTION_BLOCK))
     found = [p.packed for p in kernel.launch.parameters if p.packed]
     assert [order[:2] for order in found] == [(s.n, s.block_k) for s in work.stages]
     assert len(set(found)) > 1
@@ -274,31 +255,6 @@ def test_the_tuner_comes_upon_them(target, both):
 # ---- faults -------------------------------------------------------------------------------------
 
 
-def simulated(case: ChainCase, kernel: Kernel, text: str, seed: int, schedule: str) -> None:
-    _, roles = chain_module(case)
-    flat = []
-    pairs = zip(random_operands(case, roles, 0), kernel.launch.parameters, strict=False)
-    for operand, parameter in pairs:
-        activation = parameter.role == ACTIVATION
-        flat += (
-            spread(operand, 0) if activation else [packed(operand, parameter.packed).reshape(-1)]
-        )
-    for index in case.results:
-        shape = (case.batch, *case.out_size, case.links[index].out)
-        flat += [np.zeros(shape, np.float32).reshape(-1), shape[-1]]
-    simulate(ir.Module.parse(text), kernel.launch, flat, seed=seed, schedule=schedule)
-
-
-def faults(case: ChainCase, kernel: Kernel, text: str) -> set[str]:
-    kinds = set()
-    for schedule in ("lockstep", "warps"):
-        for seed in range(2):
-            with pytest.raises(SimulationError) as error:
-                simulated(case, kernel, text, seed, schedule)
-            kinds.add(error.value.kind)
-    return kinds
-
-
 @pytest.mark.parametrize(
     ("case", "tile"),
     [(TWO, bulk(16, 1, 4, 1, 2)), (DOWN, bulk(32, 1, 4, 4, 12, rows=4))],
@@ -306,13 +262,13 @@ def faults(case: ChainCase, kernel: Kernel, text: str) -> set[str]:
 )
 def test_every_wait_is_needed(case, tile):
     kernel = kernel_of(case, tile)
-    text = str(kernel.module)
-    simulated(case, kernel, text, 0, "warps")
+    launch, text = launch_of(case, kernel)[0], str(kernel.module)
+    launch(schedule="warps")
     waits = list(WAIT.finditer(text))
     assert len(waits) == plan(tile, shape_of_case(case)).steps
     for wait in waits:
-        without = text[: wait.start()] + text[wait.end() :]
-        assert faults(case, kernel, without) <= {"in-flight", "race", "uninitialised", "barrier"}
+        found = mutations.kinds(launch, mutations.without(text, wait))
+        assert found <= {"in-flight", "race", "uninitialised", "barrier"}
 
 
 def test_copies_go_to_where_inputs_were_behind_a_fence():

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 from chain_cases import ChainCase, Link, Part
-from test_gpu_chain import run, shape_of_case
-from yolomlir.dialects import yolo
+from chain_kernels import run, shape_of_case
 
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.chain_tile import ChainTile, direct_stages, plan
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 def direct(case: ChainCase, tile: ChainTile) -> tuple[bool, ...]:

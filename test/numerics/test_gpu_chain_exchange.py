@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
-import numpy as np
+import mutations
 import pytest
-from chain_cases import ChainCase, Link, Part, chain_module, random_operands
-from test_gpu_chain import run, spread
-from yolomlir.dialects import yolo
+from chain_cases import ChainCase, Link, Part
+from chain_kernels import kernel_of, launch_of, run
+from gpu_dispatches import START_ALONE, assembled, cluster_barriers
 
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.chain_tile import ChainTile
-from yolomlir.codegen.gpu.generate import generate_kernel
-from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
-from yolomlir.codegen.gpu.ptx import assemble, to_ptx
-from yolomlir.codegen.gpu.tile import to_attribute
-from yolomlir.simulator import SimulationError, simulate
-from yolomlir.target import target_named
 
-WAIT = re.compile(r"\n *llvm\.inline_asm has_side_effects \"\{[^\n]*try_wait[^\n]*")
-
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
-
-
-def kernel_of(
-    case: ChainCase, tile: ChainTile, target: str = "sm_90", precision: str = "tf32"
-) -> Kernel:
-    module, _ = chain_module(case, half=precision == "fp16")
-    function = module.body.operations[0]
-    function.operation.attributes["yolo.tile"] = to_attribute(tile)
-    return generate_kernel(function, target_named(target), precision=precision)
+pytestmark = pytest.mark.usefixtures("context")
 
 
 # A result for two stages, the second of which reads another one, too; what is read begins within a
@@ -68,19 +44,12 @@ def test_four_blocks(case):
     run(case, ChainTile(16, 4, 8, 4, 2), "fp16", extra=8, seed=1)
 
 
-def test_no_thread_waits_for_its_writes():
-    """Only the arrival at the start is left, which makes nothing visible."""
-    for precision, values in (("tf32", "v4"), ("fp16", "v2")):
-        for target in ("sm_90", "sm_120"):
-            kernel = kernel_of(CASES[0], ChainTile(16, 2, 4, 2, 3), target, precision)
-            ptx = to_ptx(kernel.module, target_named(target))
-            assert re.findall(r"barrier\.cluster\.arrive\S*", ptx) == [
-                "barrier.cluster.arrive.relaxed.aligned;"
-            ]
-            assert len(re.findall(r"barrier\.cluster\.wait", ptx)) == 1
-            assert f"complete_tx::bytes.{values}.b32" in ptx
-            cubin = assemble(ptx, target_named(target).chip)
-            assert cubin.spill_bytes == 0
+@pytest.mark.parametrize("target", ["sm_90", "sm_120"])
+@pytest.mark.parametrize(("precision", "values"), [("tf32", "v4"), ("fp16", "v2")])
+def test_no_thread_waits_for_its_writes(precision, values, target):
+    ptx = assembled(kernel_of(CASES[0], ChainTile(16, 2, 4, 2, 3), target, precision), target)
+    assert cluster_barriers(ptx) == START_ALONE
+    assert f"complete_tx::bytes.{values}.b32" in ptx
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90"])
@@ -93,60 +62,27 @@ def test_one_block_needs_none_of_this(target):
 # ---- faults -------------------------------------------------------------------------------------
 
 
-def simulated(kernel: Kernel, text: str, case: ChainCase, seed: int, schedule: str) -> None:
-    _, roles = chain_module(case)
-    flat = []
-    for operand, parameter in zip(
-        random_operands(case, roles, 0), kernel.launch.parameters, strict=False
-    ):
-        activation = parameter.role == ACTIVATION
-        flat += spread(operand, 0) if activation else [operand.reshape(-1)]
-    for index in case.results:
-        shape = (case.batch, *case.out_size, case.links[index].out)
-        flat += [np.zeros(shape, np.float32).reshape(-1), shape[-1]]
-    simulate(ir.Module.parse(text), kernel.launch, flat, seed=seed, schedule=schedule)
-
-
-def faults(text: str, kernel: Kernel, case: ChainCase) -> set[str]:
-    kinds = set()
-    for schedule in ("lockstep", "warps"):
-        for seed in range(2):
-            with pytest.raises(SimulationError) as error:
-                simulated(kernel, text, case, seed, schedule)
-            kinds.add(error.value.kind)
-    return kinds
-
-
 def test_every_wait_is_needed():
-    case = CASES[0]
-    kernel = kernel_of(case, ChainTile(16, 2, 4, 2, 3))
-    text = str(kernel.module)
-    simulated(kernel, text, case, 0, "warps")
-    waits = list(WAIT.finditer(text))
+    kernel = kernel_of(CASES[0], ChainTile(16, 2, 4, 2, 3))
+    launch, text = launch_of(CASES[0], kernel)[0], str(kernel.module)
+    launch(schedule="warps")
+    waits = list(mutations.WAIT.finditer(text))
     assert len(waits) == 2
     for wait in waits:
-        without = text[: wait.start()] + text[wait.end() :]
-        assert faults(without, kernel, case) <= {"in-flight", "race", "uninitialised"}
+        found = mutations.kinds(launch, mutations.without(text, wait))
+        assert found <= {"in-flight", "race", "uninitialised"}
 
 
 def test_a_wrong_count_is_found():
     """One byte more is waited for for ever; one less is more than was expected."""
-    case = CASES[1]
-    kernel = kernel_of(case, ChainTile(16, 2, 4, 2, 3))
-    text = str(kernel.module)
-    expected = re.search(r"nvvm\.mbarrier\.arrive\.expect_tx %\w+, (%\w+)", text)
-    assert expected is not None
+    kernel = kernel_of(CASES[1], ChainTile(16, 2, 4, 2, 3))
+    launch, text = launch_of(CASES[1], kernel)[0], str(kernel.module)
     for change in (4, -4):
-        other = f"%wrong_by = arith.constant {change} : i32\n"
-        other += f"%wrong = arith.addi {expected[1]}, %wrong_by : i32\n"
-        other += expected[0].replace(f", {expected[1]}", ", %wrong")
-        assert faults(text.replace(expected[0], other, 1), kernel, case) == {"barrier"}
+        wrong = mutations.with_wrong_count(text, change)
+        assert mutations.kinds(launch, wrong) == {"barrier"}
 
 
 def test_the_meeting_at_the_start_is_needed():
-    case = CASES[1]
-    kernel = kernel_of(case, ChainTile(16, 2, 4, 2, 3))
-    text = str(kernel.module)
-    assert text.count("nvvm.cluster.wait") == 1
-    early = re.sub(r"nvvm\.cluster\.(wait|arrive\.relaxed)[^\n]*", "", text)
-    assert faults(early, kernel, case) <= {"race", "uninitialised"}
+    kernel = kernel_of(CASES[1], ChainTile(16, 2, 4, 2, 3))
+    early = mutations.without_meeting(str(kernel.module))
+    assert mutations.kinds(launch_of(CASES[1], kernel)[0], early) <= {"race", "uninitialised"}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 from chain_cases import TF32_ROUNDING, convolve
-from conv_cases import round_to_tf32
-from gpu_dispatches import assert_close, stored_half
-from yolomlir.dialects import yolo
+from gpu_dispatches import stored_half
+from network_dispatches import dispatches
+from simulated_launch import SimulatedLaunch, round_to_tf32
 
-from yolomlir.bindings import ir
+from yolomlir.bindings import func, ir
 from yolomlir.codegen.gpu.chain import shape_of
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Stage, match_chain
 from yolomlir.codegen.gpu.chain_space import default_tile, estimate_us, tile_space
@@ -20,13 +19,9 @@ from yolomlir.codegen.gpu.chain_tile import ChainShape, ChainTile, plan
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
 from yolomlir.codegen.gpu.tile import tile_or, to_attribute
-from yolomlir.compiler import CompileOptions, emit
-from yolomlir.frontend import network
-from yolomlir.frontend.checkpoint import Checkpoint
-from yolomlir.runtime.packing import packed
-from yolomlir.simulator.simulate import simulate
 from yolomlir.target import Target, target_named
 
+pytestmark = pytest.mark.usefixtures("context")
 Bounded = tuple[np.ndarray, np.ndarray]
 """Values and how far they may be off."""
 
@@ -124,7 +119,7 @@ def tile_for(
     return tile and dataclasses.replace(tile, bulk=int(bulk == "bulk"))
 
 
-def check(view: Any, name: str, chip: str, precision: str, which: str) -> bool:
+def check(view: func.FuncOp, chip: str, precision: str, which: str) -> bool:
     """Simulate some blocks of one chain and compare what they wrote; whether it has such a tile."""
     function, target = view.operation, target_named(chip)
     problem = match_chain(function, precision=precision)
@@ -133,30 +128,14 @@ def check(view: Any, name: str, chip: str, precision: str, which: str) -> bool:
     if tile is None:
         return False
     function.attributes["yolo.tile"] = to_attribute(tile)
-    work = plan(tile, shape)
     kernel = generate_kernel(view, target, precision=precision)
     operands = random_operands(function, kernel, problem)
-    flat: list[Any] = []
-    for operand, parameter in zip(operands, kernel.launch.parameters, strict=False):
-        flat.append(packed(operand, parameter.packed).reshape(-1))
-        flat += [operand.shape[-1]] if parameter.role == ACTIVATION else []
-    places = {}
     stored = [(s.result, i) for i, s in enumerate(problem.stages) if s.result is not None]
-    first = problem.first.shape
-    for result, index in sorted(stored):
-        channels = problem.stages[index].shape.out_channels
-        size = first.batch * first.out_h * first.out_w * channels
-        places[len(flat)] = index, channels
-        flat += [np.full(size, np.nan, problem.parameters[result].dtype), channels]
-    report = simulate(kernel.module, kernel.launch, flat, blocks=2, outputs=list(places))
-    operands = [operand.astype(np.float32) for operand in operands]
-    wanted = evaluate(problem, operands, max(stage.warps_k for stage in work.stages))
-    for place, (index, channels) in places.items():
-        written = report.written[place].reshape(-1, channels)
-        value, error = (a.reshape(-1, channels) for a in wanted[index])
-        assert written.any(), name
-        got = flat[place].reshape(-1, channels)
-        assert_close(got[written], value[written], error[written])
+    wide = [operand.astype(np.float32) for operand in operands]
+    wanted = evaluate(problem, wide, max(stage.warps_k for stage in plan(tile, shape).stages))
+    wanted = [wanted[index] for _, index in sorted(stored)]
+    shapes = [value.shape for value, _ in wanted]
+    SimulatedLaunch(kernel, operands, shapes)(blocks=2).check(wanted)
     return True
 
 
@@ -170,15 +149,6 @@ def check(view: Any, name: str, chip: str, precision: str, which: str) -> bool:
 def test_every_chain_in_the_simulator(chip, which, precision):
     if which == "shipped" and chip != "sm_90":
         pytest.skip("no table of measured tiles of chains ships for it")
-    shapes = network.parameters(network.SCALES["n"], 80, fused=True)
-    weights = {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
-    options = CompileOptions(target=chip, precision=precision, level=3)
-    checked = 0
-    with yolo.new_context(), ir.Location.unknown():
-        module = ir.Module.parse(emit(Checkpoint(weights), options, "linalg"))
-        for view in module.body.operations:
-            op = view.operation
-            if "yolo.family" in op.attributes and yolo.string(op, "yolo.family") == "chain":
-                name = yolo.string(op, "sym_name")
-                checked += check(view, name, chip, precision, which)
+    views = dispatches("chain", "n", chip, precision)
+    checked = sum(check(view, chip, precision, which) for view in views)
     assert checked >= (15 if which.startswith("window") else 20)

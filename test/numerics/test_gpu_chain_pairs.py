@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from chain_cases import ChainCase, Link, Part, chain_module
-from test_gpu_chain import run, shape_of_case
+from chain_cases import ChainCase, Link, Part
+from chain_forms import BOTTLENECK, BOTTLENECK_AND_C3K2_END, PAIRS, STORED_PAIR
+from chain_kernels import kernel_of, run, shape_of_case
+from gpu_dispatches import assembled
 from yolomlir.dialects import yolo
 
 from yolomlir.autotune import levels, space
@@ -16,31 +18,14 @@ from yolomlir.codegen.gpu.chain import parse
 from yolomlir.codegen.gpu.chain_space import default_tile, likely_tiles, tile_space
 from yolomlir.codegen.gpu.chain_tile import ChainTile, objection, plan
 from yolomlir.codegen.gpu.generate import generate_kernel
-from yolomlir.codegen.gpu.ptx import assemble, to_ptx
 from yolomlir.codegen.gpu.tile import to_attribute
 from yolomlir.compiler import CompileOptions, emit
 from yolomlir.frontend.seeded import seeded_checkpoint
-from yolomlir.target import Target, target_named
+from yolomlir.target import target_named
+
+pytestmark = pytest.mark.usefixtures("context")
 
 
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
-
-
-BOTTLENECK = ChainCase(
-    9, 11, 16, (Link(8), Link(16, (Part(8, 0),), add="argument", kernel=3)), kernel=3, batch=2
-)
-BLOCK = ChainCase(
-    10, 7, 32,
-    (
-        Link(16),
-        Link(32, (Part(16, 0),), add="argument", kernel=3),
-        Link(24, (Part(16), Part(32, 1))),
-    ),
-    kernel=3,
-)  # fmt: skip
 TILES = [
     ChainTile(16, 1, 4, 8, 4, rows=4),
     ChainTile(32, 1, 4, 2, 2, rows=4),
@@ -51,43 +36,19 @@ TILES = [
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.parametrize("case", [BOTTLENECK, BLOCK], ids=["bottleneck", "block"])
+@pytest.mark.parametrize("case", [BOTTLENECK, BOTTLENECK_AND_C3K2_END], ids=["bottleneck", "block"])
 def test_forms(case, tile):
     run(case, tile)
     run(case, tile, "fp16", extra=8)
 
 
-MORE = [
-    # Channels that no block of 8 divides; K that ends in half a product; a result of 10 channels.
-    ChainCase(7, 10, 12, (Link(4), Link(10, (Part(4, 0),), kernel=3, silu=False)), kernel=3),
-    ChainCase(6, 9, 8, (Link(12, add="argument"), Link(6, (Part(12, 0),), kernel=5)), kernel=3),
-    # Three in a row; a first one of stride 2, of a larger kernel.
-    ChainCase(
-        8, 6, 8, (Link(8), Link(16, (Part(8, 0),), kernel=3), Link(8, (Part(16, 1),), kernel=3)),
-        kernel=3,
-    ),
-    ChainCase(11, 14, 8, (Link(8), Link(8, (Part(8, 0),), kernel=3)), kernel=5, stride=2, batch=2),
-    # A 1x1 layer that is stored, and one that adds it; two inputs, one of half the size.
-    ChainCase(
-        6, 10, 24,
-        (
-            Link(16),
-            Link(16, (Part(16, 0),), kernel=3),
-            Link(16, (Part(16, 1),), add=1),
-            Link(24, (Part(8), Part(16, 2))),
-        ),
-        kernel=3, stored=(1, 2), joined=((16, 2), (8, 1)),
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", MORE, ids=range(len(MORE)))
+@pytest.mark.parametrize("case", PAIRS, ids=range(len(PAIRS)))
 def test_more_forms(case):
     run(case, ChainTile(16, 1, 4, 8, 4, rows=4), extra=8)
     run(case, ChainTile(64, 1, 8, 2, 2, rows=4))
 
 
-@pytest.mark.parametrize("case", [BLOCK, MORE[4]], ids=["block", "stored"])
+@pytest.mark.parametrize("case", [BOTTLENECK_AND_C3K2_END, STORED_PAIR], ids=["block", "stored"])
 @pytest.mark.parametrize("tile", [ChainTile(16, 2, 4, 2, 3, rows=4), ChainTile(32, 2, 8, 8, 12, 4)])
 def test_divided_among_blocks(case, tile):
     run(case, tile)
@@ -102,7 +63,7 @@ def test_a_larger_cluster():
     run(case, ChainTile(16, 4, 8, 16, 12, rows=4), "fp16", extra=8)
 
 
-@pytest.mark.parametrize("case", [BOTTLENECK, MORE[1]], ids=["bottleneck", "larger"])
+@pytest.mark.parametrize("case", [BOTTLENECK, PAIRS[1]], ids=["bottleneck", "larger"])
 def test_float32(case):
     run(case, ChainTile(32, 1, 8, 1, 2, rows=4), precision="fp32", extra=0)
 
@@ -199,25 +160,13 @@ def measured_pairs(precision: str) -> Iterator[ir.Operation]:
             yield view
 
 
-def check_assembles(function: ir.Operation, target: Target, precision: str) -> None:
-    """Without spills and within the target's limits."""
-    kernel = generate_kernel(function, target, precision=precision)
-    cubin = assemble(to_ptx(kernel.module, target), target.chip)
-    assert cubin.spill_bytes == 0
-    assert cubin.registers * kernel.launch.block[0] <= target.registers_per_sm
-    assert kernel.launch.shared_bytes <= target.shared_memory_bytes
-
-
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 @pytest.mark.parametrize("name", ["sm_90", "sm_120"])
 def test_the_widest_pair_assembles(name, precision):
     """With the tile that it has without measurements."""
-    target = target_named(name)
-    module, _ = chain_module(LARGE["wide"], half=precision == "fp16")
-    view = module.body.operations[0]
-    tile = default_tile(parse(view.operation), target, precision)
-    view.operation.attributes["yolo.tile"] = to_attribute(tile)
-    check_assembles(view, target, precision)
+    case = LARGE["wide"]
+    tile = default_tile(shape_of_case(case, precision), target_named(name), precision)
+    assembled(kernel_of(case, tile, name, precision), name)
 
 
 @pytest.mark.slow
@@ -228,10 +177,10 @@ def test_measured_pairs_assemble(precision, count):
     assert levels.measured_pairs("sm_90", "n", precision, 640, 640, 1)
     found = 0
     for view in measured_pairs(precision):
-        check_assembles(view, target_named("sm_90"), precision)
+        assembled(generate_kernel(view, target_named("sm_90"), precision=precision), "sm_90")
         other = target_named("sm_120")
         tile = default_tile(parse(view.operation), other, precision)
         view.operation.attributes["yolo.tile"] = to_attribute(tile)
-        check_assembles(view, other, precision)
+        assembled(generate_kernel(view, other, precision=precision), "sm_120")
         found += 1
     assert found == count

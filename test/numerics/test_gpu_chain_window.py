@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from chain_cases import ChainCase, Link, Part, chain_module
-from test_gpu_chain import run, shape_of_case
-from yolomlir.dialects import yolo
+from chain_cases import ChainCase, Link, Part
+from chain_forms import C3K2_END, DEPTHWISE, DIVISIBLE_DEPTHWISE, DOWN, STORED_WINDOW, WINDOWS
+from chain_kernels import kernel_of, run, shape_of_case
+from gpu_dispatches import assembled
 
 from yolomlir.autotune import space
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.chain_space import tile_space
 from yolomlir.codegen.gpu.chain_tile import ChainTile, objection, plan
 from yolomlir.codegen.gpu.chain_window import Window, window_of
 from yolomlir.codegen.gpu.conv_problem import ConvShape
-from yolomlir.codegen.gpu.generate import generate_kernel
-from yolomlir.codegen.gpu.ptx import assemble, to_ptx
-from yolomlir.codegen.gpu.tile import to_attribute
 from yolomlir.target import target_named
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
-DOWN = ChainCase(13, 18, 16, (Link(32), Link(16, (Part(32, 0),))), kernel=3, stride=2)
-"""Two stages, the first of stride 2; 7 x 9 pixels of output."""
-BLOCK = ChainCase(
-    9, 11, 8,
-    (Link(16, add="argument"), Link(24, (Part(16), Part(8), Part(16, 0)))),
-    kernel=3, batch=2,
-)  # fmt: skip
-"""The end of a C3k2: a residual and sources from outside."""
 TILES = [
     ChainTile(16, 1, 4, 8, 4, rows=4),
     ChainTile(32, 1, 4, 2, 2, rows=4),
@@ -44,61 +29,28 @@ TILES = [
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.parametrize("case", [DOWN, BLOCK], ids=["down", "block"])
+@pytest.mark.parametrize("case", [DOWN, C3K2_END], ids=["down", "block"])
 def test_forms(case, tile):
     run(case, tile)
     run(case, tile, "fp16", extra=8)
 
 
-MORE = [
-    # Two pixels of four channels in a product of eight; K ends in half a product.
-    ChainCase(8, 8, 4, (Link(8), Link(8, (Part(8, 0),))), kernel=3),
-    ChainCase(7, 10, 12, (Link(10), Link(4, (Part(10, 0),), silu=False)), kernel=3, stride=2),
-    # Rows of the window narrower and wider than a team of threads; a larger kernel; stride 3.
-    ChainCase(12, 12, 64, (Link(16), Link(8, (Part(16, 0),))), kernel=3),
-    ChainCase(11, 9, 8, (Link(8), Link(8, (Part(8, 0),))), kernel=5, stride=2),
-    ChainCase(16, 17, 8, (Link(16), Link(8, (Part(16, 0),))), kernel=3, stride=3, batch=2),
-    # Channels kept for a later addition, stored twice.
-    ChainCase(
-        10, 7, 16,
-        (Link(16, add="argument"), Link(16, (Part(16, 0),)), Link(24, (Part(8), Part(16, 1)))),
-        kernel=3, stored=(0,),
-    ),
-    # Two inputs, one of them of half the size; two of which one has fewer channels than a chunk.
-    ChainCase(12, 10, 24, (Link(16), Link(8, (Part(16, 0),))), kernel=3, joined=((16, 2), (8, 1))),
-    ChainCase(9, 8, 16, (Link(8), Link(8, (Part(8, 0),))), kernel=3, joined=((14, 1), (2, 1))),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", MORE, ids=range(len(MORE)))
+@pytest.mark.parametrize("case", WINDOWS, ids=range(len(WINDOWS)))
 def test_more_forms(case):
     run(case, ChainTile(16, 1, 4, 8, 4, rows=4), extra=8)
     run(case, ChainTile(64, 1, 8, 2, 2, rows=4))
 
 
-@pytest.mark.parametrize("case", [c for c in MORE if c.channels % 8 == 0], ids=str)
+@pytest.mark.parametrize("case", [c for c in WINDOWS if c.channels % 8 == 0], ids=str)
 def test_more_forms_of_float16(case):
     """Whose pixels are whole chunks of 8 channels."""
     run(case, ChainTile(16, 1, 4, 8, 4, rows=4), "fp16", extra=8)
     run(case, ChainTile(64, 1, 8, 2, 2, rows=4), "fp16", extra=8)
 
 
-@pytest.mark.parametrize("case", [DOWN, BLOCK, MORE[0]], ids=["down", "block", "narrow"])
+@pytest.mark.parametrize("case", [DOWN, C3K2_END, WINDOWS[0]], ids=["down", "block", "narrow"])
 def test_float32(case):
     run(case, ChainTile(32, 1, 8, 1, 2, rows=4), precision="fp32", extra=0)
-
-
-DEPTHWISE = [
-    ChainCase(
-        7, 9, 16, (Link(16), Link(24, (Part(16, 0),)), Link(8, (Part(24, 1),), silu=False)),
-        kernel=3, depthwise=True,
-    ),
-    ChainCase(
-        8, 9, 6, (Link(6, add="argument"), Link(16, (Part(6, 0),))),
-        kernel=3, stride=2, batch=2, depthwise=True, stored=(0,),
-    ),
-    ChainCase(20, 20, 80, (Link(80), Link(80, (Part(80, 0),))), kernel=3, depthwise=True),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", DEPTHWISE, ids=range(len(DEPTHWISE)))
@@ -109,9 +61,7 @@ def test_depthwise(case):
 
 
 def test_depthwise_divided_among_blocks():
-    links = (Link(32), Link(40, (Part(32, 0),)), Link(24, (Part(40, 1),)))
-    case = ChainCase(6, 7, 32, links, kernel=3, depthwise=True, stored=(0,))
-    run(case, ChainTile(32, 2, 4, 2, 3, rows=4))
+    run(DIVISIBLE_DEPTHWISE, ChainTile(32, 2, 4, 2, 3, rows=4))
 
 
 # ---- layout and tiles ---------------------------------------------------------------------------
@@ -154,7 +104,7 @@ def test_taps_lie_where_the_columns_do(columns, stride, kernel):
     assert max(places.values()) + window.pitch <= window.row_pitch
 
 
-@pytest.mark.parametrize("case", [DOWN, MORE[5]], ids=["stride 2", "stride 1"])
+@pytest.mark.parametrize("case", [DOWN, STORED_WINDOW], ids=["stride 2", "stride 1"])
 @pytest.mark.parametrize("tile", [TILES[0], TILES[3]], ids=str)
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_fragments_are_read_without_bank_conflicts(case, tile, precision):
@@ -175,19 +125,12 @@ LARGE = [
 @pytest.mark.parametrize("case", LARGE, ids=["down", "block", "wide", "depthwise"])
 def test_candidates_assemble(case, name):
     """Within the target's limits, and without spills."""
-    target = target_named(name)
-    module, _ = chain_module(case)
-    function = module.body.operations[0]
-    shape = shape_of_case(case)
+    target, shape = target_named(name), shape_of_case(case)
     tiles = [t for t in tile_space(shape, target, "tf32") if t.rows]
     assert len(tiles) == len(set(tiles)) >= 20
     for tile in (tiles[0], tiles[len(tiles) // 2], tiles[-1]):
         assert plan(tile, shape).shared_bytes <= target.shared_memory_bytes
-        function.operation.attributes["yolo.tile"] = to_attribute(tile)
-        kernel = generate_kernel(function, target, precision="tf32")
-        cubin = assemble(to_ptx(kernel.module, target), target.chip)
-        assert cubin.spill_bytes == 0
-        assert cubin.registers * kernel.launch.block[0] <= target.registers_per_sm
+        assembled(kernel_of(case, tile, name), name)
 
 
 @pytest.mark.parametrize(

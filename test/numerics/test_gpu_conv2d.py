@@ -3,102 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
-from conv_cases import DTYPES, Case, Operands, expected, linalg_text, round_to_tf32
+from conv_cases import Case, Operands, expected
+from conv_kernels import build, launch_of, run
+from network_dispatches import dispatches
+from simulated_launch import round_to_tf32
 from yolomlir.dialects import yolo
 
-from yolomlir.bindings import ir
-from yolomlir.codegen.gpu.conv2d_kinds import Conv2dTile, attribute_of
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile
 from yolomlir.codegen.gpu.conv_problem import ConvProblem, match_conv
-from yolomlir.codegen.gpu.generate import generate_kernel
-from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel
-from yolomlir.compiler import CompileOptions, emit
-from yolomlir.frontend import network
-from yolomlir.frontend.checkpoint import Checkpoint
-from yolomlir.runtime.packing import packed
-from yolomlir.simulator.report import SimulationReport
-from yolomlir.simulator.simulate import simulate
-from yolomlir.target import Target, target_named
+from yolomlir.codegen.gpu.kernel import ACTIVATION
+from yolomlir.target import target_named
 
-SM_90 = target_named("sm_90")
-
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
-
-
-def build(
-    case: Case, tile: Conv2dTile | None, precision: str, target: Target = SM_90
-) -> tuple[Kernel, Conv2dTile]:
-    module = ir.Module.parse(linalg_text(case))  # the function lives as long as its module
-    function = module.body.operations[0]
-    if tile is None:
-        shape = match_conv(function.operation, precision=precision).shape
-        tile = default_tile(shape, target, precision)
-    function.operation.attributes["yolo.tile"] = attribute_of(tile)
-    return generate_kernel(function, target, precision=precision), tile
-
-
-def partial_sums(tile: Conv2dTile) -> int:
-    """How many an output is the sum of, at most."""
-    return tile.warps_k * tile.cluster_k if isinstance(tile, ConvTile) else tile.warps
-
-
-def spread(x: np.ndarray, extra: int, fill: Any) -> tuple[np.ndarray, int]:
-    """A dense N x H x W x C array as a flat one of a larger pitch, and that pitch."""
-    pitch = x.shape[-1] + extra
-    wide = np.full((*x.shape[:-1], pitch), fill, x.dtype)
-    wide[..., : x.shape[-1]] = x
-    return wide.reshape(-1), pitch
-
-
-def run(
-    case: Case,
-    tile: Conv2dTile | None = None,
-    precision: str = "tf32",
-    *,
-    operands: Operands | None = None,
-    blocks: int | None = None,
-    seed: int = 0,
-    target: Target = SM_90,
-) -> tuple[np.ndarray, np.ndarray, SimulationReport]:
-    """Simulate a case and check what it computed; outputs, which of them, the report."""
-    kernel, tile = build(case, tile, precision, target)
-    operands = operands or Operands.random(case, seed)
-    weights = round_to_tf32(operands.weights) if precision == "tf32" else operands.weights
-    activations = [*operands.sources]
-    flat: list[Any] = []
-    for x in activations:
-        flat += spread(x, case.extra_pitch, 255 if case.image else np.nan)
-    order = kernel.launch.parameters[len(activations)].packed
-    flat += [packed(weights, order).reshape(-1), operands.bias]
-    if operands.residual is not None:
-        flat += spread(operands.residual, case.extra_pitch, np.nan)
-    y, pitch = spread(
-        np.full(case.out_shape, np.nan, DTYPES[case.result_element]), case.extra_pitch, np.nan
-    )
-    mask = np.zeros((*case.out_shape[:-1], pitch), bool)
-    mask[..., : case.out_channels] = True
-    position = len(flat)
-    report = simulate(
-        kernel.module, kernel.launch, [*flat, y, pitch], seed=seed, blocks=blocks,
-        outputs={position: mask.reshape(-1)},
-    )  # fmt: skip
-    result = y.reshape(*case.out_shape[:-1], pitch)[..., : case.out_channels]
-    written = report.written[position].reshape(mask.shape)[..., : case.out_channels]
-    assert written.all() if blocks is None else written.any()
-    want = expected(case, operands, precision, partial_sums(tile))
-    excess = np.abs(result - want.value) - want.tolerance
-    assert not np.isnan(result[written]).any()
-    worst = np.unravel_index(np.argmax(np.where(written, excess, -np.inf)), excess.shape)
-    assert excess[worst] <= 0, f"{result[worst]} at {worst}, not {want.value[worst]}"
-    return result, written, report
+pytestmark = pytest.mark.usefixtures("context")
 
 
 TILE = ConvTile(32, 32, 32, 2, 2, 1, 3)
@@ -180,7 +99,7 @@ def test_k_split_over_warps(warps_k, channels):
 def test_steps_of_k(block_k, unroll):
     tile = ConvTile(32, 32, block_k, 2, 2, 1, 3, unroll=unroll)
     channels = 32 if block_k == 8 else 64
-    _, _, report = run(Case(6, 6, ((channels, 1),), 32), tile)
+    _, report = run(Case(6, 6, ((channels, 1),), 32), tile)
     assert report.worst_bank_conflict == 1, str(report)
 
 
@@ -195,8 +114,8 @@ def test_stages(stages):
 )
 def test_options_do_not_change_the_result(option):
     case = Case(6, 7, ((32, 1),), 32, residual=True)
-    plain, _, _ = run(case, TILE)
-    changed, _, _ = run(case, dataclasses.replace(TILE, **option))
+    plain, _ = run(case, TILE)
+    changed, _ = run(case, dataclasses.replace(TILE, **option))
     np.testing.assert_array_equal(plain, changed)
 
 
@@ -224,10 +143,7 @@ def test_an_epilogue_that_is_not_silu():
     case = Case(5, 5, ((16, 1),), 16, epilogue=lines)
     kernel, _ = build(case, ConvTile(32, 16, 16, 1, 1, 1, 2), "tf32")
     operands = Operands.random(case)
-    weights = round_to_tf32(operands.weights)
-    y = np.full(case.out_shape, np.nan, np.float32)
-    flat = [operands.sources[0].reshape(-1), 16, weights.reshape(-1), operands.bias]
-    simulate(kernel.module, kernel.launch, [*flat, y.reshape(-1), 16], outputs=[4])
+    (y,) = launch_of(case, kernel, operands)().values
     plain = dataclasses.replace(case, silu=False, epilogue=())
     want = expected(plain, operands, "tf32")
     accumulated = want.value - operands.bias
@@ -241,17 +157,15 @@ def test_rounding_can_move_to_the_producer():
     """With inputs that are rounded already, both kernels compute the same bits."""
     case = Case(6, 6, ((16, 1),), 16, silu=False)
     tile = ConvTile(32, 16, 16, 1, 1, 1, 2)
-    outputs = []
+    operands = Operands.random(case)
+    operands.sources[0] = round_to_tf32(operands.sources[0])
+    outputs: list[np.ndarray] = []
     for attributes in ("", ", yolo.tf32_rounded = array<i64: 0>"):
         changed = dataclasses.replace(case, attributes=attributes)
         kernel, _ = build(changed, tile, "tf32")
-        operands = Operands.random(case)
-        x = round_to_tf32(operands.sources[0]).reshape(-1)
-        y = np.full(case.out_shape, np.nan, np.float32)
-        arguments = [x, 16, round_to_tf32(operands.weights).reshape(-1), operands.bias]
-        report = simulate(kernel.module, kernel.launch, [*arguments, y.reshape(-1), 16])
-        outputs.append(y)
-        conversions = report.operations.get("nvvm.convert.float.to.tf32", 0)
+        outcome = launch_of(case, kernel, operands)()
+        outputs += outcome.values
+        conversions = outcome.report.operations.get("nvvm.convert.float.to.tf32", 0)
         assert (conversions == 0) == bool(attributes)
     np.testing.assert_array_equal(*outputs)
 
@@ -259,19 +173,16 @@ def test_rounding_can_move_to_the_producer():
 def test_a_result_can_be_rounded_for_its_consumers():
     case = Case(6, 6, ((16, 1),), 16, attributes=", yolo.round_result")
     kernel, _ = build(case, ConvTile(32, 16, 16, 1, 1, 1, 2), "tf32")
-    operands = Operands.random(case)
-    y = np.full(case.out_shape, np.nan, np.float32)
-    arguments = [operands.sources[0].reshape(-1), 16,
-                 round_to_tf32(operands.weights).reshape(-1), operands.bias]  # fmt: skip
-    simulate(kernel.module, kernel.launch, [*arguments, y.reshape(-1), 16], outputs=[4])
+    (y,) = launch_of(case, kernel)().values
     np.testing.assert_array_equal(y, round_to_tf32(y))
 
 
 @pytest.mark.parametrize("case", [Case(5, 20, ((32, 1),), 16), Case(6, 6, ((48, 1),), 80)], ids=str)
 def test_the_simulation_is_the_same_in_any_order(case):
-    first, _, _ = run(case, ConvTile(16, 16, 32, 1, 1, 4, 3))
-    kernel_again, _, report = run(case, ConvTile(16, 16, 32, 1, 1, 4, 3))
-    np.testing.assert_array_equal(first, kernel_again)
+    tile, operands = ConvTile(16, 16, 32, 1, 1, 4, 3), Operands.random(case)
+    first, report = run(case, tile, operands=operands)
+    again, _ = run(case, tile, operands=operands, seed=1)
+    np.testing.assert_array_equal(first, again)
     assert report.kernel == "conv"
 
 
@@ -341,16 +252,9 @@ _ELEMENTS = {"float32": "f32", "float16": "f16"}
 def test_every_convolution_of_the_smallest_network(chip, precision):
     """With the tiles that the compiler chooses; a few blocks of each, the first and last too."""
     target = target_named(chip)
-    shapes = network.parameters(network.SCALES["n"], 80, fused=True)
-    checkpoint = Checkpoint({k: np.full(s, 0.01, np.float32) for k, s in shapes.items()})
-    options = CompileOptions(target=chip, precision=precision, level=2)
-    text = emit(checkpoint, options, "linalg")
-    module = ir.Module.parse(text)
     count = 0
-    for view in module.body.operations:
+    for view in dispatches("conv2d", "n", chip, precision, level=2):
         op = view.operation
-        if "yolo.family" not in op.attributes or yolo.string(op, "yolo.family") != "conv2d":
-            continue
         name = yolo.string(op, "sym_name")
         problem = match_conv(op, precision=precision)
         case = network_case(problem, silu="_silu" in name)

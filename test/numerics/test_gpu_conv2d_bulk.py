@@ -5,34 +5,26 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import mutations
 import numpy as np
 import pytest
-from conv_cases import Case, Operands
-from test_gpu_conv2d import build, run, spread
-from yolomlir.dialects import yolo
+from conv_cases import Case
+from conv_kernels import build, launch_of, run
+from gpu_dispatches import START_ALONE, assembled, cluster_barriers
+from simulated_launch import SimulatedLaunch
 
 from yolomlir.autotune import space
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.builder import Int
 from yolomlir.codegen.gpu.conv2d_load import paired_channel, swizzle
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile, objection
 from yolomlir.codegen.gpu.conv_problem import ConvShape
-from yolomlir.codegen.gpu.kernel import Kernel, Launch
-from yolomlir.codegen.gpu.ptx import assemble, to_ptx
+from yolomlir.codegen.gpu.kernel import Launch
 from yolomlir.diagnostics import UserError
 from yolomlir.runtime.packing import orders, packed
 from yolomlir.runtime.plan import Argument, Plan, Step
-from yolomlir.simulator import SimulationError, simulate
 from yolomlir.target import target_named
 
-SM_90 = target_named("sm_90")
-WAIT = re.compile(r"\n *llvm\.inline_asm has_side_effects \"\{[^\n]*try_wait[^\n]*")
-
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 # Rings that are used once and again, in loops and unrolled; one, two and four blocks.
@@ -78,19 +70,14 @@ def test_tiles_of_one_step():
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 def test_the_instructions(tile, target):
-    gpu = target_named(target)
-    kernel, _ = build(Case(16, 16, ((64, 1),), 32), tile, "tf32", gpu)
-    ptx = to_ptx(kernel.module, gpu)
-    assert assemble(ptx, gpu.chip).spill_bytes == 0
+    kernel, _ = build(Case(16, 16, ((64, 1),), 32), tile, target=target_named(target))
+    ptx = assembled(kernel, target)
     shared = tile.cluster_m > 1
     copies = re.findall(r"cp\.async\.bulk\.\S+", ptx)
     assert copies
     assert all(c.endswith(".multicast::cluster") == shared for c in copies)
     clustered = shared or tile.cluster_k > 1
-    assert re.findall(r"barrier\.cluster\.\S*", ptx) == [
-        "barrier.cluster.arrive.relaxed.aligned;",
-        "barrier.cluster.wait;",
-    ] * int(clustered)
+    assert cluster_barriers(ptx) == (START_ALONE if clustered else [])
     reused = tile.stages < tile.k_tiles(ConvShape(1, 16, 16, 64, 16, 16, 32, 3, 3))
     returned = re.findall(r"mbarrier\.arrive\.shared::cluster", ptx)
     assert bool(returned) == (shared and reused)
@@ -193,61 +180,41 @@ CASE = Case(7, 7, ((32, 1),), 16)
 SHARED = ConvTile(16, 16, 32, 1, 1, 1, 3, True, cluster_m=2)
 
 
-def simulated(kernel: Kernel, text: str, seed: int, schedule: str) -> None:
-    operands = Operands.random(CASE, 0)
-    weights = packed(operands.weights, kernel.launch.parameters[1].packed)
-    flat = [*spread(operands.sources[0], 0, np.nan), weights.reshape(-1), operands.bias]
-    y, pitch = spread(np.full(CASE.out_shape, np.nan, np.float32), 0, np.nan)
-    arguments = [*flat, y, pitch]
-    simulate(ir.Module.parse(text), kernel.launch, arguments, seed=seed, schedule=schedule)
+@pytest.fixture
+def planted() -> tuple[SimulatedLaunch, str]:
+    """A launch, and the kernel's text for a fault to be planted in."""
+    kernel, _ = build(CASE, SHARED)
+    return launch_of(CASE, kernel), str(kernel.module)
 
 
-def faults(kernel: Kernel, text: str) -> set[str]:
-    kinds = set()
-    for schedule in ("lockstep", "warps"):
-        for seed in range(3):
-            with pytest.raises(SimulationError) as error:
-                simulated(kernel, text, seed, schedule)
-            kinds.add(error.value.kind)
-    return kinds
-
-
-def test_every_wait_is_needed():
+def test_every_wait_is_needed(planted):
     """Those for weights and, of one thread, those for slots that other blocks have read."""
-    kernel, _ = build(CASE, SHARED, "tf32")
-    text = str(kernel.module)
-    simulated(kernel, text, 0, "warps")
-    waits = list(WAIT.finditer(text))
+    launch, text = planted
+    launch(schedule="warps")
+    waits = list(mutations.WAIT.finditer(text))
     steps, slots = 9, SHARED.stages
     assert len(waits) == steps + (steps - slots)
     for wait in waits[:: len(waits) // 5]:
-        without = text[: wait.start()] + text[wait.end() :]
-        assert faults(kernel, without) <= {"in-flight", "race", "uninitialised", "barrier"}
+        found = mutations.kinds(launch, mutations.without(text, wait), seeds=3)
+        assert found <= {"in-flight", "race", "uninitialised", "barrier"}
 
 
-def test_a_wrong_count_is_found():
-    kernel, _ = build(CASE, SHARED, "tf32")
-    text = str(kernel.module)
-    expected = re.search(r"nvvm\.mbarrier\.arrive\.expect_tx %\w+, (%\w+)", text)
-    assert expected is not None
+def test_a_wrong_count_is_found(planted):
+    launch, text = planted
     for change in (16, -16):
-        other = f"%wrong_by = arith.constant {change} : i32\n"
-        other += f"%wrong = arith.addi {expected[1]}, %wrong_by : i32\n"
-        other += expected[0].replace(f", {expected[1]}", ", %wrong")
-        assert faults(kernel, text.replace(expected[0], other, 1)) == {"barrier"}
+        wrong = mutations.with_wrong_count(text, change)
+        assert mutations.kinds(launch, wrong, seeds=3) == {"barrier"}
 
 
-def test_the_meeting_at_the_start_is_needed():
-    kernel, _ = build(CASE, SHARED, "tf32")
-    early = re.sub(r"nvvm\.cluster\.(wait|arrive\.relaxed)[^\n]*", "", str(kernel.module))
-    assert faults(kernel, early) <= {"race", "uninitialised"}
+def test_the_meeting_at_the_start_is_needed(planted):
+    launch, text = planted
+    early = mutations.without_meeting(text)
+    assert mutations.kinds(launch, early, seeds=3) <= {"race", "uninitialised"}
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_giving_back_is_needed(which):
-    kernel, _ = build(CASE, SHARED, "tf32")
-    text = str(kernel.module)
+def test_giving_back_is_needed(planted, which):
+    launch, text = planted
     given = list(re.finditer(r"nvvm\.mbarrier\.arrive %[^\n]*", text))
     assert len(given) == 2 * (9 - SHARED.stages)
-    at = given[which]
-    assert faults(kernel, text[: at.start()] + text[at.end() :]) == {"barrier"}
+    assert mutations.kinds(launch, mutations.without(text, given[which]), seeds=3) == {"barrier"}

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import re
 
+import mutations
 import numpy as np
 import pytest
 from conv_cases import Case, Operands
-from test_gpu_conv2d import build, run, spread
-from yolomlir.dialects import yolo
+from conv_kernels import build, launch_of, run
+from gpu_dispatches import START_ALONE, assembled, cluster_barriers
+from simulated_launch import SimulatedLaunch
 
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
-from yolomlir.codegen.gpu.kernel import Kernel
-from yolomlir.codegen.gpu.ptx import assemble, to_ptx
-from yolomlir.simulator import SimulationError, simulate
 from yolomlir.target import target_named
 
-WAIT = re.compile(r"\n *llvm\.inline_asm has_side_effects \"\{[^\n]*try_wait[^\n]*")
-
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 # Sums of one warp go from registers; of several through the ring. Two to sixteen rows of a block.
@@ -64,22 +56,15 @@ def test_results_repeat_bit_by_bit(tile):
 @pytest.mark.parametrize("tile", TILES[1:3], ids=str)
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 def test_no_thread_waits_for_its_writes(tile, target):
-    """Only the arrival at the start is left, which makes nothing visible."""
-    gpu = target_named(target)
-    kernel, _ = build(Case(8, 8, ((64, 1),), 32), tile, "tf32", gpu)
-    ptx = to_ptx(kernel.module, gpu)
-    assert re.findall(r"barrier\.cluster\.arrive\S*", ptx) == [
-        "barrier.cluster.arrive.relaxed.aligned;"
-    ]
-    assert len(re.findall(r"barrier\.cluster\.wait", ptx)) == 1
+    kernel, _ = build(Case(8, 8, ((64, 1),), 32), tile, target=target_named(target))
+    ptx = assembled(kernel, target)
+    assert cluster_barriers(ptx) == START_ALONE
     assert "complete_tx::bytes.v4.b32" in ptx
-    assert assemble(ptx, gpu.chip).spill_bytes == 0
 
 
 def test_one_block_needs_none_of_this():
-    text = str(
-        build(Case(8, 8, ((16, 1),), 16), ConvTile(32, 16, 16, 2, 1, 1, 2), "tf32")[0].module
-    )
+    kernel, _ = build(Case(8, 8, ((16, 1),), 16), ConvTile(32, 16, 16, 2, 1, 1, 2))
+    text = str(kernel.module)
     assert "mbarrier" not in text
     assert "cluster" not in text
 
@@ -89,61 +74,39 @@ def test_one_block_needs_none_of_this():
 CASE = Case(6, 7, ((24, 1),), 16)
 
 
-def simulated(kernel: Kernel, text: str, seed: int, schedule: str) -> None:
-    operands = Operands.random(CASE, 0)
-    flat = [*spread(operands.sources[0], 0, np.nan), operands.weights.reshape(-1), operands.bias]
-    y, pitch = spread(np.full(CASE.out_shape, np.nan, np.float32), 0, np.nan)
-    arguments = [*flat, y, pitch]
-    simulate(ir.Module.parse(text), kernel.launch, arguments, seed=seed, schedule=schedule)
-
-
-def faults(kernel: Kernel, text: str) -> set[str]:
-    kinds = set()
-    for schedule in ("lockstep", "warps"):
-        for seed in range(2):
-            with pytest.raises(SimulationError) as error:
-                simulated(kernel, text, seed, schedule)
-            kinds.add(error.value.kind)
-    return kinds
+def planted(tile: ConvTile) -> tuple[SimulatedLaunch, str]:
+    """A launch, and the kernel's text for a fault to be planted in."""
+    kernel, _ = build(CASE, tile)
+    return launch_of(CASE, kernel), str(kernel.module)
 
 
 @pytest.mark.parametrize("tile", TILES[1:3], ids=str)
 def test_the_wait_is_needed(tile):
-    kernel, _ = build(CASE, tile, "tf32")
-    text = str(kernel.module)
-    simulated(kernel, text, 0, "warps")
-    (wait,) = WAIT.finditer(text)
-    assert faults(kernel, text[: wait.start()] + text[wait.end() :]) <= {
-        "in-flight", "race", "uninitialised"
-    }  # fmt: skip
+    launch, text = planted(tile)
+    launch(schedule="warps")
+    (wait,) = mutations.WAIT.finditer(text)
+    found = mutations.kinds(launch, mutations.without(text, wait))
+    assert found <= {"in-flight", "race", "uninitialised"}
 
 
 @pytest.mark.parametrize("tile", TILES[1:3], ids=str)
 def test_a_wrong_count_is_found(tile):
     """One sum more is waited for for ever; one less is more than was expected."""
-    kernel, _ = build(CASE, tile, "tf32")
-    text = str(kernel.module)
-    expected = re.search(r"nvvm\.mbarrier\.arrive\.expect_tx %\w+, (%\w+)", text)
-    assert expected is not None
+    launch, text = planted(tile)
     for change in (4, -4):
-        other = f"%wrong_by = arith.constant {change} : i32\n"
-        other += f"%wrong = arith.addi {expected[1]}, %wrong_by : i32\n"
-        other += expected[0].replace(f", {expected[1]}", ", %wrong")
-        assert faults(kernel, text.replace(expected[0], other, 1)) == {"barrier"}
+        assert mutations.kinds(launch, mutations.with_wrong_count(text, change)) == {"barrier"}
 
 
 @pytest.mark.parametrize("tile", TILES[1:3], ids=str)
 def test_the_meeting_at_the_start_is_needed(tile):
-    kernel, _ = build(CASE, tile, "tf32")
-    text = str(kernel.module)
-    assert text.count("nvvm.cluster.wait") == 1
-    early = re.sub(r"nvvm\.cluster\.(wait|arrive\.relaxed)[^\n]*", "", text)
-    assert faults(kernel, early) <= {"race", "uninitialised"}
+    launch, text = planted(tile)
+    assert mutations.kinds(launch, mutations.without_meeting(text)) <= {"race", "uninitialised"}
 
 
 def test_the_threads_of_a_block_meet_before_they_read():
     """Else one could miss another's sums of the block's own rows."""
-    kernel, _ = build(CASE, TILES[1], "tf32")
-    text = str(kernel.module)
-    at = text.rindex("gpu.barrier", 0, WAIT.search(text).start())
-    assert faults(kernel, text[:at] + text[at + len("gpu.barrier") :]) <= {"race", "uninitialised"}
+    launch, text = planted(TILES[1])
+    wait = mutations.WAIT.search(text)
+    *_, barrier = re.finditer("gpu.barrier", text[: wait.start()])
+    found = mutations.kinds(launch, mutations.without(text, barrier))
+    assert found <= {"race", "uninitialised"}

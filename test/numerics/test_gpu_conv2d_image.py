@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 
+import conv_kernels
 import numpy as np
 import pytest
-from conv_cases import ROUNDED, Case, Operands, accumulate, linalg_text, round_to_tf32
+from conv_cases import ROUNDED, Case, Operands, accumulate, linalg_text
+from gpu_dispatches import assembled
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from yolomlir.dialects import yolo
+from simulated_launch import round_to_tf32
 
-from yolomlir.bindings import ir
-from yolomlir.codegen.gpu.conv2d_kinds import attribute_of
-from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile
-from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
-from yolomlir.codegen.gpu.generate import generate_kernel
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile
+from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.codegen.gpu.image_window import UNIT, image_window, units_of, used_slots
 from yolomlir.codegen.gpu.kernel import Kernel
-from yolomlir.codegen.gpu.ptx import assemble, to_ptx
 from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.simulator.report import SimulationReport
-from yolomlir.simulator.simulate import simulate
 from yolomlir.target import target_named
 
-SM_90 = target_named("sm_90")
 TILE = ConvTile(64, 16, 32, 2, 1, 1, 2)
-DTYPES = {"f32": np.float32, "f16": np.float16}
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 def image_text(case: Case, image: str, *, scaled: bool) -> str:
@@ -57,14 +48,8 @@ def half_case(case: Case) -> Case:
 def build(
     case: Case, tile: ConvTile | None, precision: str, image: str, *, scaled: bool, chip: str
 ) -> Kernel:
-    target = target_named(chip)
-    module = ir.Module.parse(image_text(case, image, scaled=scaled))
-    function = module.body.operations[0]
-    if tile is None:
-        shape = match_conv(function.operation, precision=precision).shape
-        tile = default_tile(shape, target, precision)
-    function.operation.attributes["yolo.tile"] = attribute_of(tile)
-    return generate_kernel(function, target, precision=precision)
+    text = image_text(case, image, scaled=scaled)
+    return conv_kernels.build(case, tile, precision, target_named(chip), text=text)[0]
 
 
 def run(
@@ -80,38 +65,21 @@ def run(
         case = half_case(case)
     kernel = build(case, tile, precision, image, scaled=scaled, chip=chip)
     operands = Operands.random(case, seed)
-    weights = operands.weights
-    if precision == "tf32":
-        weights = round_to_tf32(weights)
-    pixels = operands.sources[0].astype(np.float32 if image == "f32" else np.uint8)
-    y = np.full(case.out_shape, np.nan, DTYPES[case.result_element])
-    arguments = [pixels.reshape(-1), case.channels, weights.reshape(-1), operands.bias]
-    if operands.residual is not None:
-        arguments += [operands.residual.reshape(-1), case.out_channels]
-    position = len(arguments)
-    report = simulate(
-        kernel.module, kernel.launch, [*arguments, y.reshape(-1), case.out_channels],
-        outputs=[position], blocks=blocks, seed=seed,
-    )  # fmt: skip
-    written = report.written[position].reshape(y.shape)
-    assert written.all() if blocks is None else written.any()
-    want, tolerance = reference(case, operands, weights, precision, scaled=scaled)
-    excess = np.where(written, np.abs(y - want) - tolerance, -1)
-    assert not np.isnan(y[written]).any()
-    worst = np.unravel_index(np.argmax(excess), excess.shape)
-    assert excess[worst] <= 0, f"{y[worst]} at {worst}, not {want[worst]}"
-    return report
+    outcome = conv_kernels.launch_of(case, kernel, operands)(blocks=blocks, seed=seed)
+    outcome.check([reference(case, operands, precision, scaled=scaled)])
+    return outcome.report
 
 
 def reference(
-    case: Case, operands: Operands, weights: np.ndarray, precision: str, *, scaled: bool
+    case: Case, operands: Operands, precision: str, *, scaled: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Float64 outputs and the error that a kernel may have: see `conv_cases.expected`."""
     x = operands.sources[0].astype(np.float32)
     if scaled:
         x = x * np.float32(float(ROUNDED))
+    weights = operands.weights
     if precision == "tf32":
-        x = round_to_tf32(x)
+        x, weights = round_to_tf32(x), round_to_tf32(weights)
     if precision == "fp16":
         x = x.astype(np.float16)
     total = accumulate(case, x, weights)
@@ -213,12 +181,11 @@ def test_values_of_every_byte():
         here = half_case(case) if precision == "fp16" else case
         kernel = build(here, dataclasses.replace(TILE, block_n=8), precision, "i8",
                        scaled=False, chip="sm_90")  # fmt: skip
-        pixels = np.arange(256, dtype=np.uint8)
-        y = np.full((256, 8), np.nan, DTYPES[here.result_element])
-        weights = np.ones(8, DTYPES[here.element])
-        arguments = [pixels, 1, weights, np.zeros(8, np.float32), y.reshape(-1), 8]
-        simulate(kernel.module, kernel.launch, arguments, outputs=[4])
-        np.testing.assert_array_equal(y, np.repeat(pixels[:, None], 8, 1).astype(y.dtype))
+        pixels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
+        ones, zeros = np.ones((8, 1, 1, 1), np.float32), np.zeros(8, np.float32)
+        operands = Operands([pixels], ones, zeros, None)
+        (y,) = conv_kernels.launch_of(here, kernel, operands)().values
+        np.testing.assert_array_equal(y, np.repeat(pixels, 8, 3).astype(y.dtype))
 
 
 @settings(max_examples=60, deadline=None)
@@ -288,7 +255,4 @@ def test_first_layers_assemble_without_spills(precision, chip):
         case = dataclasses.replace(RGB, height=640, width=640, out_channels=channels)
         case = half_case(case) if precision == "fp16" else case
         for tile in choices:
-            kernel = build(case, tile, precision, "i8", scaled=False, chip=chip)
-            target = target_named(chip)
-            cubin = assemble(to_ptx(kernel.module, target), target.chip)
-            assert cubin.spill_bytes == 0, tile
+            assembled(build(case, tile, precision, "i8", scaled=False, chip=chip), chip)

@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from conv_cases import Case, Operands, linalg_text
-from test_gpu_conv2d import SM_90, run
-from yolomlir.dialects import yolo
+from conv_kernels import SM_90, run
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.chain_tile import ChainTile
@@ -18,11 +17,7 @@ from yolomlir.codegen.gpu.conv_problem import match_conv
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.target import target_named
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 SMALL, LARGE = ChainTile(16, 1, 4, 8, 4, rows=4), ChainTile(64, 1, 8, 8, 2, rows=8)
@@ -68,9 +63,9 @@ def test_both_kinds_of_tile_compute_the_same(name: str) -> None:
         whole(operands.bias, 2.0**-6),
         None if operands.residual is None else whole(operands.residual, 0.25),
     )
-    gathered, _, _ = run(case, ConvTile(32, 16, 16, 2, 1, 2, 3), operands=operands)
+    gathered, _ = run(case, ConvTile(32, 16, 16, 2, 1, 2, 3), operands=operands)
     for tile in (SMALL, LARGE):
-        window, _, _ = run(case, tile, operands=operands)
+        window, _ = run(case, tile, operands=operands)
         assert np.array_equal(window, gathered)
 
 

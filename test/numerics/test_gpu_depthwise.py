@@ -12,7 +12,6 @@ from gpu_dispatches import (
     UNIT,
     Run,
     activation,
-    assert_close,
     check_assembles,
     conv_attributes,
     depthwise_terms,
@@ -23,17 +22,12 @@ from gpu_dispatches import (
     stored_half,
     weight,
 )
-from yolomlir.dialects import yolo
+from simulated_launch import assert_close
 
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.depthwise import DepthwiseTile
 from yolomlir.simulator.faults import SimulationError
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 @dataclass(frozen=True)

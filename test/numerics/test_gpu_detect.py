@@ -15,9 +15,7 @@ from gpu_dispatches import (
     function,
     kernel_of,
 )
-from yolomlir.dialects import yolo
 
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.detect import DetectTile
 from yolomlir.codegen.gpu.detect_exact import ExactSelection
 from yolomlir.codegen.gpu.detect_layout import Layout
@@ -27,11 +25,7 @@ from yolomlir.target import target_named
 
 SMALL = DetectTile(threads=128, lanes=1)
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conv_cases import round_to_tf32
 from gpu_dispatches import (
     TARGETS,
     Run,
@@ -15,17 +14,12 @@ from gpu_dispatches import (
     kernel_of,
     pool_attributes,
 )
-from yolomlir.dialects import yolo
+from simulated_launch import round_to_tf32
 
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.max_pool import MaxPoolTile
 from yolomlir.diagnostics import UnsupportedError
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 def pool(x: np.ndarray, kernel: int, stride: int, padding: int) -> np.ndarray:

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import test_gpu_detect as whole
 from gpu_dispatches import TARGETS, Run, activation, check_assembles, function, kernel_of
-from yolomlir.dialects import yolo
 
-from yolomlir.bindings import ir
 from yolomlir.codegen.gpu import merge_detections
 from yolomlir.codegen.gpu.detect import DetectTile
 from yolomlir.codegen.gpu.merge_detections import MergeTile
@@ -19,11 +17,7 @@ from yolomlir.diagnostics import UnsupportedError
 SMALL = MergeTile(threads=64, lanes=2, blocks=2)
 SIZES = ((6, 5), (4, 4), (4, 3))
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,7 @@ def lowered(
     return linalg_jit.run(lower(body, types), "f", inputs, [shape], dtype)[0]
 
 
-@pytest.fixture(autouse=True)
-def _context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 CASES = [(1, 5, 7, 8, 6, 3, 1), (2, 6, 9, 3, 5, 3, 2), (1, 4, 5, 7, 9, 1, 1)]

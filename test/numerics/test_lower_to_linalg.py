@@ -41,10 +41,7 @@ def lowered(body, types: Sequence[ir.Type], inputs, shape: tuple[int, ...]) -> n
     return linalg_jit.run(module, "f", inputs, [shape])[0]
 
 
-@pytest.fixture(autouse=True)
-def _context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 CONVOLUTIONS = [

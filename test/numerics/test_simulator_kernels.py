@@ -6,19 +6,19 @@ A mutation takes one synchronisation out of the kernel, as a bug in a generator 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from conv_cases import Case, Operands, expected, linalg_text, round_to_tf32
-from yolomlir.dialects import yolo
+import simulated_faults
+from conv_cases import Case, Operands, expected
+from conv_kernels import build, launch_of
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
-from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import Kernel
-from yolomlir.simulator import Checks, SimulationError, SimulationReport, simulate
-from yolomlir.target import target_named
+from yolomlir.simulator import Checks, SimulationError, SimulationReport
 
 CASE = Case(9, 7, ((32, 1),), 16)
 TILE = ConvTile(32, 16, 32, 2, 1, 1, 3)
@@ -27,35 +27,20 @@ WANTED = 4
 SPLIT = ConvTile(32, 16, 32, 2, 1, 2, 2)
 """Two warps share the K of an output and add up in the stage that was read last."""
 
-
-@pytest.fixture(autouse=True)
-def context():
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
-def build(tile: ConvTile = TILE) -> Kernel:
-    module = ir.Module.parse(linalg_text(CASE))
-    function = module.body.operations[0]
-    function.operation.attributes["yolo.tile"] = tile.to_attribute()
-    return generate_kernel(function, target_named("sm_90"), precision="tf32")
+def kernel_of(tile: ConvTile = TILE) -> Kernel:
+    return build(CASE, tile)[0]
 
 
 def launch(kernel: Kernel, schedule: str, seed: int) -> tuple[np.ndarray, SimulationReport]:
-    operands = Operands.random(CASE, 0)
-    x = operands.sources[0]
-    y = np.full(CASE.out_shape, np.nan, np.float32)
-    report = simulate(
-        kernel.module,
-        kernel.launch,
-        [x.reshape(-1), x.shape[-1], round_to_tf32(operands.weights).reshape(-1), operands.bias,
-         y.reshape(-1), y.shape[-1]],
-        outputs=[4], schedule=schedule, seed=seed,
-        check=Checks(written_once=True, outputs_written=True),
-    )  # fmt: skip
+    operands = Operands.random(CASE)
+    check = Checks(written_once=True, outputs_written=True)
+    outcome = launch_of(CASE, kernel, operands)(schedule=schedule, seed=seed, check=check)
     want = expected(CASE, operands, "tf32", SPLIT.warps_k)
-    assert (np.abs(y - want.value) <= want.tolerance).all()
-    return y, report
+    outcome.check([(want.value, want.tolerance)])
+    return outcome.values[0], outcome.report
 
 
 def operations(op: Any) -> Iterator[Any]:
@@ -71,17 +56,12 @@ def named(kernel: Kernel, name: str) -> list[Any]:
 
 
 def caught(kernel: Kernel) -> set[str]:
-    kinds = set()
-    for schedule in ("lockstep", "warps"):
-        with pytest.raises(SimulationError) as error:
-            launch(kernel, schedule, 0)
-        kinds.add(error.value.kind)
-    return kinds
+    return simulated_faults.kinds(partial(launch, kernel), seeds=1)
 
 
 def test_as_generated():
     """All schedules and seeds give the same bits, within tolerance, written once and wholly."""
-    kernel = build()
+    kernel = kernel_of()
     results = [launch(kernel, s, seed) for s in ("lockstep", "warps") for seed in (0, 1)]
     for y, _ in results[1:]:
         np.testing.assert_array_equal(y, results[0][0])
@@ -93,24 +73,24 @@ def test_as_generated():
 
 @pytest.mark.parametrize("tile", [TILE, SPLIT], ids=str)
 def test_every_barrier_is_needed(tile):
-    count = len(named(build(tile), "gpu.barrier"))
+    count = len(named(kernel_of(tile), "gpu.barrier"))
     assert count >= tile.warps_k
     for i in range(count):
-        kernel = build(tile)
+        kernel = kernel_of(tile)
         named(kernel, "gpu.barrier")[i].erase()
         assert caught(kernel) <= {"race", "in-flight", "uninitialised"}
 
 
 def test_the_wait_for_copies_is_needed():
     """The one of the main loop; that behind it has nothing left to wait for."""
-    kernel = build()
+    kernel = kernel_of()
     (wait,) = [w for w in named(kernel, "nvvm.cp.async.wait.group") if w.parent.name == "scf.for"]
     wait.erase()
     assert caught(kernel) == {"in-flight"}
 
 
 def test_waiting_for_a_group_less_is_caught():
-    kernel = build()
+    kernel = kernel_of()
     wait = named(kernel, "nvvm.cp.async.wait.group")[0]
     left = ir.IntegerAttr(wait.attributes["n"])
     wait.attributes["n"] = ir.IntegerAttr.get(left.type, left.value + 1)
@@ -118,7 +98,7 @@ def test_waiting_for_a_group_less_is_caught():
 
 
 def test_the_wait_for_the_previous_kernel_is_needed():
-    kernel = build()
+    kernel = kernel_of()
     for op in named(kernel, "nvvm.griddepcontrol"):
         if "wait" in str(op.attributes["kind"]):
             op.erase()
@@ -128,9 +108,9 @@ def test_the_wait_for_the_previous_kernel_is_needed():
 def test_a_wrong_bound_is_caught():
     """Comparisons that guard edges and stages, each made always true: some must show."""
     faults = 0
-    count = len(named(build(), "arith.cmpi"))
+    count = len(named(kernel_of(), "arith.cmpi"))
     for i in range(count):
-        kernel = build()
+        kernel = kernel_of()
         op = named(kernel, "arith.cmpi")[i]
         with ir.InsertionPoint(op):
             true = ir.Operation.create(

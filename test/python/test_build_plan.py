@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +25,7 @@ from yolomlir.runtime.plan import Argument, Plan, Step, View
 
 PASSES = ("conv-epilogue-fusion", "form-dispatches", "concat-views", "plan-memory")
 
-
-@pytest.fixture(autouse=True)
-def context() -> Iterator[None]:
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 def _planned(*moves: Move) -> tuple[Graph, Plan, list[np.ndarray]]:

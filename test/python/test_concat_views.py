@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from graphs import MOVES, Graph, Move, Recipe, build
@@ -18,11 +18,7 @@ from yolomlir.bindings import ir
 
 PASSES = ("merge-siblings", "conv-epilogue-fusion", "form-dispatches", "concat-views")
 
-
-@pytest.fixture(autouse=True)
-def context() -> Iterator[None]:
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 def _graph(move: Move, **passes: str) -> tuple[Graph, Counter[str]]:

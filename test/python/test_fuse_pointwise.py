@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +32,7 @@ from yolomlir.target import TARGETS, target_named
 GPUS = [name for name, target in TARGETS.items() if target.kind == "gpu"]
 SLOW_ELSEWHERE = "yolo-assign-tiles"
 
-
-@pytest.fixture(autouse=True)
-def context() -> Iterator[None]:
-    with yolo.new_context(), ir.Location.unknown():
-        yield
+pytestmark = pytest.mark.usefixtures("context")
 
 
 def _optimised(
