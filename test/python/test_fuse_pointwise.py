@@ -103,6 +103,9 @@ class OneTile:
     def __init__(self, tile: ChainTile) -> None:
         self.key = space.key_of(tile)
 
+    def batches(self, precision: str, batch: int) -> list[int]:
+        return [batch]
+
     def find(self, precision: str, signature: str) -> tables.TableEntry | None:
         known = signature.startswith("chain ")
         return tables.TableEntry(self.key, 1.0, 1.0) if known else None
