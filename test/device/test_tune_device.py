@@ -41,10 +41,14 @@ def measure(load: Workload) -> Iterator[CudaMeasure]:
         yield found
 
 
-def built(case: Case, *tiles: space.Tile) -> list[Built]:
+def job(case: Case, *tiles: space.Tile) -> Job:
     problem = case.problem
     keys = tuple(space.key_of(t) for t in tiles)
-    return build(Job(case.name, problem.family, case.text, keys, problem.target, problem.precision))
+    return Job(case.name, problem.family, case.text, keys, problem.target, problem.precision)
+
+
+def built(case: Case, *tiles: space.Tile) -> list[Built]:
+    return build(job(case, *tiles))
 
 
 def test_tiles_of_every_family_agree(load: Workload, measure: CudaMeasure) -> None:
@@ -83,7 +87,12 @@ def test_whole_inferences_leave_the_inputs_of_checks_alone(
     load: Workload, measure: CudaMeasure
 ) -> None:
     """A candidate may be checked after graphs were timed, against what came out before."""
-    chosen = {n: built(c, space.default(c.problem))[0] for n, c in load.cases.items()}
+    builder = ProcessBuilder()
+    try:
+        begun = {n: builder.submit(job(c, space.default(c.problem))) for n, c in load.cases.items()}
+        chosen = {name: future.result()[0] for name, future in begun.items()}
+    finally:
+        builder.close()
     for name, candidate in chosen.items():
         assert measure.check(load.cases[name], candidate) is None
     measure.network(chosen, 2)

@@ -147,24 +147,30 @@ def test_a_table_s_tile_says_how_it_is_launched(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("images", "known"), [(3, False), (4, True), (8, True), (16, True), (17, True), (64, True)]
+    ("images", "known"), [(2, False), (3, True), (8, True), (16, True), (17, True), (64, True)]
 )
 def test_a_tile_measured_with_other_images_serves(
     images: int, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half as many, twice as many, or the most that were measured; 64 of them are not taken for the
-    weights' 64 channels."""
+    """A third as many, twice as many, or the most that were measured. 64 of them are told apart
+    from the weights' 64 channels."""
     ship(monkeypatch, SHIPPED, images=8)
     key, statistics = assigned(images=images)
     assert statistics == {"from_shipped" if known else "from_rule": 1}
     assert (key == full(SHIPPED)) == known
 
 
+def test_one_image_does_not_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(monkeypatch, SHIPPED)
+    assert assigned(images=2)[1] == {"from_shipped": 1}
+    assert assigned(images=3)[1] == assigned(images=64)[1] == {"from_rule": 1}
+
+
 def test_the_nearest_number_of_images_serves_first(monkeypatch: pytest.MonkeyPatch) -> None:
     ship(monkeypatch, SHIPPED, TUNED, images=4)
-    found = {n: assigned(images=n)[0] for n in (4, 5, 6, 8, 64)}
+    found = {n: assigned(images=n)[0] for n in (2, 4, 5, 6, 8, 64)}
     few, many = full(SHIPPED), full(TUNED)
-    assert found == {4: few, 5: few, 6: many, 8: many, 64: many}
+    assert found == {2: few, 4: few, 5: few, 6: many, 8: many, 64: many}
     ship(monkeypatch, SHIPPED, TOO_LARGE, images=4)
     assert assigned(images=8) == (few, {"from_shipped": 1})
 
