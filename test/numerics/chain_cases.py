@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from gpu_dispatches import activation, halved, lowered, stored_half, weight
+from gpu_dispatches import activated, activation, halved, lowered, stored_half, weight
 from simulated_launch import round_to_tf32
 
 from yolomlir.bindings import ir
@@ -271,9 +271,9 @@ def expected_results(
     from an earlier stage is rounded from a value that is itself off, so it may round to either
     side: 2^-11 of its size besides its own bound. Depthwise products are of float32. Each of the K
     / 8 tensor-core steps, partial sums and the bias round by at most 2^-23 of the sum of
-    magnitudes; fp32 leaves 3 x 2^-22 of each product. SiLU's slope is at most 1.1; its own error is
-    2^-21 of its argument. fp16: operands are float16 already, a tensor-core step has 16 of K, and
-    every stage's result is rounded to float16, for whoever reads it.
+    magnitudes; fp32 leaves 3 x 2^-22 of each product. fp16: operands are float16 already, a
+    tensor-core step has 16 of K, and every stage's result is rounded to float16, for whoever reads
+    it.
     """
     given = dict(zip(roles, operands, strict=True))
     exact, half = precision == "fp32", precision == "fp16"
@@ -309,8 +309,7 @@ def expected_results(
         tolerance = convolve(off, np.abs(w), stride)
         tolerance += magnitude * (steps * 2.0**-23 + (3 * 2.0**-22 if exact else 0.0))
         if link.silu:
-            tolerance = 1.1 * tolerance + np.abs(value) * 2.0**-21
-            value = value / (1 + np.exp(-value))
+            value, tolerance = activated(value, tolerance)
         if link.add == "argument":
             value = value + given["residual", index, 0]
         elif link.add is not None:

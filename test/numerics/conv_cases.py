@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+from gpu_dispatches import activated, stored_half
 from simulated_launch import round_to_tf32
 
 ROUNDED = "0.00392156862745098"
@@ -260,8 +262,7 @@ def dense_input(case: Case, operands: Operands) -> np.ndarray:
     return np.concatenate(parts, 3)
 
 
-@dataclass
-class Expected:
+class Expected(NamedTuple):
     """Outputs and the error that a kernel may have, element by element."""
 
     value: np.ndarray
@@ -271,32 +272,55 @@ class Expected:
 def expected(case: Case, operands: Operands, precision: str, partial_sums: int = 1) -> Expected:
     """Float64 outputs from the inputs as the products see them, with a bound on the rest.
 
-    tf32: products of rounded inputs are exact in float32's exponent range; each of the K / 8
-    tensor-core steps, the sums of partial sums and the bias round (truncate) once, by at most
-    2^-23 of the sum of magnitudes. fp32: the split leaves 3 x 2^-22 of each product besides. SiLU's
-    slope is at most 1.1; its own error is 2^-21 of its argument. fp16: as tf32, a step being 16 of
-    K; a result that is stored as float16 is rounded once more, by 2^-11 of it or 2^-25.
+    A step of the tensor cores is 8 of K, or 16 at fp16; at fp32 it is three products.
     """
-    x = dense_input(case, operands)
+    k = case.channels * case.kernel[0] * case.kernel[1]
+    depth, products = 16 if precision == "fp16" else 8, 3 if precision == "fp32" else 1
+    steps = -(-k // depth) * products + partial_sums + 2
+    return bounded(case, operands, dense_input(case, operands), precision, steps)
+
+
+def bounded(case: Case, operands: Operands, x: np.ndarray, precision: str, steps: int) -> Expected:
+    """`expected` of an input x [N, H, W, C] of float32 whose products are summed in `steps`.
+
+    tf32: products of rounded inputs are exact in float32's exponent range; each of the steps, which
+    are the sums of partial sums and the bias besides, rounds (truncates) once, by at most 2^-23 of
+    the sum of magnitudes. fp32: the split leaves 3 x 2^-22 of each product besides. fp16: as tf32;
+    a result that is stored as float16 is rounded once more.
+    """
     weights = operands.weights
     per_product = 3 * 2.0**-22
     if precision == "tf32":
         x, weights, per_product = round_to_tf32(x), round_to_tf32(weights), 0.0
     if precision == "fp16":
         x, per_product = x.astype(np.float16), 0.0
-    total = accumulate(case, x, weights)
+    value = accumulate(case, x, weights) + operands.bias
     magnitude = accumulate(case, np.abs(x), np.abs(weights)) + np.abs(operands.bias)
-    k = case.channels * case.kernel[0] * case.kernel[1]
-    depth, products = 16 if precision == "fp16" else 8, 3 if precision == "fp32" else 1
-    steps = -(-k // depth) * products + partial_sums + 2
-    value = total + operands.bias
     tolerance = magnitude * (steps * 2.0**-23 + per_product)
     if case.silu and not case.epilogue:
-        tolerance = 1.1 * tolerance + np.abs(value) * 2.0**-21
-        value = value / (1 + np.exp(-value))
+        value, tolerance = activated(value, tolerance)
     if operands.residual is not None:
         value = value + operands.residual
     tolerance = tolerance + np.abs(value) * 2.0**-23
     if case.result_element == "f16":
-        tolerance = tolerance + (np.abs(value) + tolerance) * 2.0**-11 + 2.0**-25
+        tolerance = stored_half(value, tolerance)
     return Expected(value, tolerance)
+
+
+GEOMETRIES = [
+    Case(7, 9, ((16, 1),), 24),
+    Case(13, 11, ((16, 1),), 32, stride=2),
+    Case(12, 16, ((48, 1),), 64, kernel=(1, 1)),
+    Case(6, 6, ((8, 1),), 16),
+    Case(9, 7, ((32, 1),), 16, residual=True),
+    Case(5, 6, ((16, 1),), 8, batch=3),
+    Case(8, 8, ((16, 1), (32, 2)), 32, kernel=(1, 1)),
+    Case(8, 6, ((12, 1), (8, 2), (16, 1)), 40, kernel=(1, 1), residual=True),
+    Case(8, 6, ((8, 2), (16, 1)), 16),
+    Case(7, 7, ((16, 1),), 16, kernel=(5, 3)),
+    Case(12, 10, ((8, 1),), 16, kernel=(7, 7), stride=2),
+    Case(9, 9, ((16, 1),), 16, dilation=2),
+    Case(6, 7, ((16, 1),), 16, pad=False),
+    Case(6, 7, ((16, 1),), 16, silu=False),
+]
+"""Kernels, strides, sources, padding and epilogues of every kind."""

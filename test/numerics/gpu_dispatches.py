@@ -191,3 +191,8 @@ def depthwise_terms(
 def silu(x: np.ndarray) -> np.ndarray:
     """x sigmoid(x)."""
     return x / (1.0 + np.exp(-x))
+
+
+def activated(value: np.ndarray, tolerance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """SiLU: its slope is at most 1.1; its own error is 2^-21 of its argument."""
+    return silu(value), 1.1 * tolerance + np.abs(value) * 2.0**-21

@@ -41,41 +41,41 @@ pytestmark = pytest.mark.usefixtures("context")
     ids=str,
 )
 @pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
-def test_two_stages(tile, precision):
+def test_two_stages_with_tiles_of_every_kind(tile, precision):
     run(TWO, tile, precision, extra=8 if precision == "fp16" else 4)
 
 
 @pytest.mark.parametrize("case", CHAINS, ids=range(len(CHAINS)))
-def test_forms(case):
+def test_every_form_agrees_with_float64(case):
     run(case, ChainTile(16, 1, 4, 2, 3))
     run(case, ChainTile(16, 1, 4, 2, 3), "fp16", extra=8)
 
 
 @pytest.mark.parametrize("case", [CHAINS[i] for i in DIVISIBLE], ids=DIVISIBLE)
-def test_forms_of_a_cluster(case):
+def test_forms_divided_among_blocks_agree_with_float64(case):
     run(case, ChainTile(16, 2, 4, 2, 3))
     run(case, ChainTile(16, 2, 4, 2, 3), "fp16", extra=8)
 
 
 @pytest.mark.parametrize("case", CHAINS, ids=range(len(CHAINS)))
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_forms_with_the_default_tile(case, precision):
+def test_forms_with_the_default_tile_agree_with_float64(case, precision):
     run(case, precision=precision, extra=8)
 
 
 @pytest.mark.parametrize("index", [2, 5, 8])
-def test_forms_in_float32(index):
+def test_forms_at_fp32_have_float32_errors(index):
     run(CHAINS[index], precision="fp32")
     run(CHAINS[index], ChainTile(32, 1, 8, 1, 2), precision="fp32", extra=0)
 
 
-def test_a_depthwise_stage_divided_among_blocks():
+def test_a_depthwise_stage_is_divided_among_blocks():
     run(DIVISIBLE_DEPTHWISE, ChainTile(16, 2, 4, 2, 3))
     run(DIVISIBLE_DEPTHWISE, ChainTile(32, 2, 8, 1, 2), precision="fp32")
     run(DIVISIBLE_DEPTHWISE, ChainTile(16, 2, 4, 2, 3), "fp16", extra=8)
 
 
-def test_a_larger_cluster_and_many_slices():
+def test_clusters_of_eight_and_many_slices_of_k():
     case = ChainCase(3, 6, 64, (Link(64), Link(64, (Part(64, 0),), add=0)), stored=(0,))
     run(case, ChainTile(16, 8, 8, 4, 2))
     run(case, ChainTile(16, 4, 16, 16, 2))
@@ -83,7 +83,7 @@ def test_a_larger_cluster_and_many_slices():
 
 
 @pytest.mark.parametrize(("extra", "bytes_"), [(2, 8), (1, 4)])
-def test_rows_less_aligned_than_their_channels(extra, bytes_):
+def test_rows_may_be_less_aligned_than_their_channels(extra, bytes_):
     """Nine operands: input, w, b, part, w, b, residual, two results."""
     stated = [0 if i in (1, 2, 4, 5) else bytes_ for i in range(9)]
     case = ChainCase(
@@ -94,7 +94,7 @@ def test_rows_less_aligned_than_their_channels(extra, bytes_):
 
 
 @pytest.mark.parametrize("extra", [4, 2, 1])
-def test_float16_rows_less_aligned_than_their_channels(extra):
+def test_float16_rows_may_be_less_aligned_than_their_channels(extra):
     stated = [0 if i in (1, 2, 4, 5) else 2 * extra for i in range(9)]
     case = ChainCase(
         4, 4, 8, (Link(8), Link(8, (Part(8), Part(8, 0)), add="argument")), stored=(0,),
@@ -103,7 +103,7 @@ def test_float16_rows_less_aligned_than_their_channels(extra):
     run(case, precision="fp16", extra=extra)
 
 
-def test_results_rounded_for_their_readers():
+def test_results_can_be_rounded_for_their_readers():
     """Within TF32's rounding of what they are otherwise, and with its low bits zero."""
     links = (Link(16), Link(8, (Part(16, 0),)))
     plain, _ = run(ChainCase(4, 4, 8, links, stored=(0,)))

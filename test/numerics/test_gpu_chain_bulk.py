@@ -67,13 +67,13 @@ RINGS = [
 
 @pytest.mark.parametrize("tile", RINGS, ids=str)
 @pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
-def test_two_stages(tile, precision):
+def test_rings_give_the_bits_of_threads_that_copy(tile, precision):
     compare(TWO, tile, precision)
 
 
 @pytest.mark.parametrize("case", CHAINS, ids=range(len(CHAINS)))
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_forms(case, precision):
+def test_every_form_gives_the_bits_of_threads_that_copy(case, precision):
     """K and channels that nothing divides, too: zeros come from memory."""
     compare(case, bulk(16, 1, 4, 2, 3), precision)
 
@@ -89,7 +89,7 @@ def test_forms(case, precision):
     ids=lambda value: str(value) if isinstance(value, ChainTile) else "",
 )
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_each_block_of_a_cluster_has_its_own(case, tile, precision):
+def test_each_block_of_a_cluster_has_weights_of_its_own(case, tile, precision):
     compare(case, tile, precision)
 
 
@@ -108,12 +108,12 @@ def test_each_block_of_a_cluster_has_its_own(case, tile, precision):
     ids=lambda value: str(value) if isinstance(value, ChainTile) else "",
 )
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_windows_and_pairs(case, tile, precision):
+def test_windows_and_pairs_give_the_bits_of_threads_that_copy(case, tile, precision):
     compare(case, tile, precision)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_behind_a_depthwise_stage(precision):
+def test_chains_behind_a_depthwise_stage_give_the_bits_of_threads_that_copy(precision):
     for case in DEPTHWISE[:2]:
         compare(case, bulk(16, 1, 4, 2, 3), precision)
         compare(case, bulk(32, 1, 4, 8, 12, rows=4), precision)
@@ -121,12 +121,12 @@ def test_behind_a_depthwise_stage(precision):
 
 
 @pytest.mark.parametrize(("precision", "element"), [("tf32", "f32"), ("fp16", "f16")])
-def test_a_convolution_as_a_window(precision, element):
+def test_a_convolution_that_is_a_window_has_them_too(precision, element):
     case = Case(9, 9, ((16, 1),), 32, residual=True, extra_pitch=8, element=element)
     run_conv(case, bulk(32, 1, 4, 2, 3, rows=4), precision)
 
 
-def test_lanes_with_whole_sums():
+def test_rows_are_in_pairs_where_lanes_have_whole_sums():
     """Rows of the weights are in the order of `paired_channel` then."""
     case = ChainCase(8, 8, 32, (Link(32), Link(32, (Part(32, 0),), add="argument")))
     tile = bulk(64, 1, 4, 4, 2)
@@ -148,7 +148,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_the_instructions(target, precision):
+def test_one_copy_and_one_wait_a_step_the_first_before_the_earlier_kernels_end(target, precision):
     """The first copies come before the wait for earlier kernels, one copy and one wait a step."""
     for case, tile in SHAPES:
         ptx = assembled(kernel_of(case, tile, target, precision), target)
@@ -213,7 +213,7 @@ def test_what_is_missing_of_a_tile_is_zero(dtype):
 # ---- tiles --------------------------------------------------------------------------------------
 
 
-def test_legal_on_gpus_that_have_bulk_copies():
+def test_legal_only_on_gpus_that_have_bulk_copies():
     shape = shape_of_case(TWO)
     assert objection(bulk(16, 1, 4), shape, SM_90, "tf32") is None
     assert objection(bulk(16, 1, 4), shape, target_named("sm_120"), "tf32") is None
@@ -221,7 +221,7 @@ def test_legal_on_gpus_that_have_bulk_copies():
     assert "bulk = 2" in (objection(ChainTile(16, 1, 4, bulk=2), shape, SM_90, "tf32") or "")
 
 
-def test_keys():
+def test_keys_say_the_tile_again():
     old = "block_m=16,cluster_n=1,warps=4,step_kib=16,slots=4,rows=0"
     assert space.tile_of("chain", old) == ChainTile(16, 1, 4)
     for tile in (*RINGS, bulk(32, 1, 4, 2, 2, rows=4)):

@@ -46,19 +46,19 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("case", "tile", "which"), FORMS, ids=lambda x: str(x)[:60])
-def test_forms(case, tile, which):
+def test_which_stages_keep_their_sums(case, tile, which):
     assert direct(case, tile) == which
     run(case, tile)
     run(case, tile, "fp16", extra=8, seed=1)
 
 
 @pytest.mark.parametrize("number", [0, 5, 8])
-def test_float32(number):
+def test_fp32_has_float32_errors(number):
     case, tile, _ = FORMS[number]
     run(case, tile, "fp32")
 
 
-def test_they_meet_once_a_stage():
+def test_threads_meet_once_a_stage():
     """A stage's threads meet before its products, and not for its sums."""
     case = ChainCase(4, 8, 16, (Link(32), Link(32, (Part(32, 0),))))
     tile = ChainTile(32, 1, 4, 16, 4)

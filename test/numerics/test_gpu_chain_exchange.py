@@ -33,13 +33,13 @@ CASES = [
 
 @pytest.mark.parametrize("tile", [ChainTile(16, 2, 4, 2, 3), ChainTile(32, 2, 8, 1, 2)], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
-def test_forms(case, tile):
+def test_parts_of_results_reach_the_stages_that_read_them(case, tile):
     run(case, tile)
     run(case, tile, "fp16", extra=8, seed=1)
 
 
 @pytest.mark.parametrize("case", CASES[:2], ids=range(2))
-def test_four_blocks(case):
+def test_four_blocks_exchange_with_each_other(case):
     run(case, ChainTile(16, 4, 4, 2, 3))
     run(case, ChainTile(16, 4, 8, 4, 2), "fp16", extra=8, seed=1)
 

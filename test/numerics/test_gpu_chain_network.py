@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from chain_cases import TF32_ROUNDING, convolve
-from gpu_dispatches import stored_half
+from gpu_dispatches import activated, stored_half
 from network_dispatches import dispatches
 from simulated_launch import SimulatedLaunch, round_to_tf32
 
@@ -58,8 +58,7 @@ def compute(stage: Stage, x: Bounded, w: np.ndarray, operands: list[np.ndarray],
     steps = stage.shape.k // stage.shape.element.k_step + sums + 12
     error = convolve(x[1], np.abs(w), stride) + magnitude * steps * 2.0**-23
     if "math.exp" in str(stage.epilogue.generic):
-        error = 1.1 * error + np.abs(value) * 2.0**-21
-        value = value / (1 + np.exp(-value))
+        value, error = activated(value, error)
     for number in stage.epilogue.element:
         other = exact(operands[number]) if number < STAGE else done[number - STAGE]
         value, error = value + other[0], error + other[1]

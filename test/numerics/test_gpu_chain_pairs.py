@@ -37,25 +37,25 @@ TILES = [
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("case", [BOTTLENECK, BOTTLENECK_AND_C3K2_END], ids=["bottleneck", "block"])
-def test_forms(case, tile):
+def test_pairs_agree_with_float64(case, tile):
     run(case, tile)
     run(case, tile, "fp16", extra=8)
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=range(len(PAIRS)))
-def test_more_forms(case):
+def test_every_form_of_a_pair_agrees_with_float64(case):
     run(case, ChainTile(16, 1, 4, 8, 4, rows=4), extra=8)
     run(case, ChainTile(64, 1, 8, 2, 2, rows=4))
 
 
 @pytest.mark.parametrize("case", [BOTTLENECK_AND_C3K2_END, STORED_PAIR], ids=["block", "stored"])
 @pytest.mark.parametrize("tile", [ChainTile(16, 2, 4, 2, 3, rows=4), ChainTile(32, 2, 8, 8, 12, 4)])
-def test_divided_among_blocks(case, tile):
+def test_pairs_divided_among_blocks_agree_with_float64(case, tile):
     run(case, tile)
     run(case, tile, "fp16", extra=8)
 
 
-def test_a_larger_cluster():
+def test_four_blocks_share_a_pair():
     case = ChainCase(
         5, 6, 32, (Link(32), Link(32, (Part(32, 0),), add="argument", kernel=3)), kernel=3
     )
@@ -64,7 +64,7 @@ def test_a_larger_cluster():
 
 
 @pytest.mark.parametrize("case", [BOTTLENECK, PAIRS[1]], ids=["bottleneck", "larger"])
-def test_float32(case):
+def test_fp32_has_float32_errors(case):
     run(case, ChainTile(32, 1, 8, 1, 2, rows=4), precision="fp32", extra=0)
 
 

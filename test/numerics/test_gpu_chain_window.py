@@ -30,37 +30,37 @@ TILES = [
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("case", [DOWN, C3K2_END], ids=["down", "block"])
-def test_forms(case, tile):
+def test_windows_agree_with_float64(case, tile):
     run(case, tile)
     run(case, tile, "fp16", extra=8)
 
 
 @pytest.mark.parametrize("case", WINDOWS, ids=range(len(WINDOWS)))
-def test_more_forms(case):
+def test_every_form_of_a_window_agrees_with_float64(case):
     run(case, ChainTile(16, 1, 4, 8, 4, rows=4), extra=8)
     run(case, ChainTile(64, 1, 8, 2, 2, rows=4))
 
 
 @pytest.mark.parametrize("case", [c for c in WINDOWS if c.channels % 8 == 0], ids=str)
-def test_more_forms_of_float16(case):
+def test_every_form_of_a_float16_window_agrees_with_float64(case):
     """Whose pixels are whole chunks of 8 channels."""
     run(case, ChainTile(16, 1, 4, 8, 4, rows=4), "fp16", extra=8)
     run(case, ChainTile(64, 1, 8, 2, 2, rows=4), "fp16", extra=8)
 
 
 @pytest.mark.parametrize("case", [DOWN, C3K2_END, WINDOWS[0]], ids=["down", "block", "narrow"])
-def test_float32(case):
+def test_fp32_has_float32_errors(case):
     run(case, ChainTile(32, 1, 8, 1, 2, rows=4), precision="fp32", extra=0)
 
 
 @pytest.mark.parametrize("case", DEPTHWISE, ids=range(len(DEPTHWISE)))
-def test_depthwise(case):
+def test_depthwise_windows_agree_with_float64(case):
     run(case, ChainTile(16, 1, 4, 2, 3, rows=4))
     run(case, ChainTile(64, 1, 8, 8, 12, rows=8), precision="fp32", extra=8)
     run(case, ChainTile(32, 1, 4, 2, 3, rows=4), precision="fp16", extra=8)
 
 
-def test_depthwise_divided_among_blocks():
+def test_a_depthwise_window_is_divided_among_blocks():
     run(DIVISIBLE_DEPTHWISE, ChainTile(32, 2, 4, 2, 3, rows=4))
 
 

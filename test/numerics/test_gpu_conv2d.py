@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conv_cases import Case, Operands, expected
+from conv_cases import GEOMETRIES, Case, Operands, expected
 from conv_kernels import build, launch_of, run
 from network_dispatches import dispatches
 from simulated_launch import round_to_tf32
@@ -31,27 +31,8 @@ def test_row_widths_that_tiles_do_not_divide(width, block_m):
     run(Case(5, width, ((32, 1),), 32), tile)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(7, 9, ((16, 1),), 24),
-        Case(13, 11, ((16, 1),), 32, stride=2),
-        Case(12, 16, ((48, 1),), 64, kernel=(1, 1)),
-        Case(6, 6, ((8, 1),), 16),
-        Case(9, 7, ((32, 1),), 16, residual=True),
-        Case(5, 6, ((16, 1),), 8, batch=3),
-        Case(8, 8, ((16, 1), (32, 2)), 32, kernel=(1, 1)),
-        Case(8, 6, ((12, 1), (8, 2), (16, 1)), 40, kernel=(1, 1), residual=True),
-        Case(8, 6, ((8, 2), (16, 1)), 16),
-        Case(7, 7, ((16, 1),), 16, kernel=(5, 3)),
-        Case(12, 10, ((8, 1),), 16, kernel=(7, 7), stride=2),
-        Case(9, 9, ((16, 1),), 16, dilation=2),
-        Case(6, 7, ((16, 1),), 16, pad=False),
-        Case(6, 7, ((16, 1),), 16, silu=False),
-    ],
-    ids=str,
-)
-def test_geometries(case):
+@pytest.mark.parametrize("case", GEOMETRIES, ids=str)
+def test_every_geometry_agrees_with_float64(case):
     run(case, ConvTile(32, 8 if case.out_channels < 16 else 16, 32, 2, 1, 1, 3))
     run(case)
 
@@ -89,14 +70,14 @@ def test_views_that_are_not_aligned():
 
 @pytest.mark.parametrize("warps_k", [2, 4, 8])
 @pytest.mark.parametrize("channels", [16, 20])
-def test_k_split_over_warps(warps_k, channels):
+def test_k_may_be_divided_among_warps(warps_k, channels):
     tile = ConvTile(16, 16, 64, 1, 1, warps_k, 3)
     run(Case(5, 5, ((64, 1),), channels, residual=True), tile)
 
 
 @pytest.mark.parametrize("block_k", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("unroll", [False, True])
-def test_steps_of_k(block_k, unroll):
+def test_steps_of_k_are_read_without_bank_conflicts(block_k, unroll):
     tile = ConvTile(32, 32, block_k, 2, 2, 1, 3, unroll=unroll)
     channels = 32 if block_k == 8 else 64
     _, report = run(Case(6, 6, ((channels, 1),), 32), tile)
@@ -104,7 +85,7 @@ def test_steps_of_k(block_k, unroll):
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
-def test_stages(stages):
+def test_any_number_of_stages(stages):
     kernel = (1, 1) if stages == 1 else (3, 3)
     run(Case(5, 5, ((32, 1),), 16, kernel=kernel), ConvTile(16, 16, 32, 1, 1, 1, stages))
 
@@ -178,7 +159,7 @@ def test_a_result_can_be_rounded_for_its_consumers():
 
 
 @pytest.mark.parametrize("case", [Case(5, 20, ((32, 1),), 16), Case(6, 6, ((48, 1),), 80)], ids=str)
-def test_the_simulation_is_the_same_in_any_order(case):
+def test_the_same_bits_in_any_order_of_blocks_and_warps(case):
     tile, operands = ConvTile(16, 16, 32, 1, 1, 4, 3), Operands.random(case)
     first, report = run(case, tile, operands=operands)
     again, _ = run(case, tile, operands=operands, seed=1)
@@ -209,7 +190,7 @@ def test_launch_says_what_the_kernel_needs():
 @pytest.mark.parametrize(
     "tile", [ConvTile(32, 16, 32, 2, 1, 1, 2), ConvTile(16, 24, 32, 1, 1, 2, 3)]
 )
-def test_k_split_over_a_cluster(cluster_k, tile):
+def test_k_may_be_divided_among_a_cluster(cluster_k, tile):
     """K = 432 is not a multiple of what the blocks share; 24 channels are one block and a half."""
     case = Case(5, 6, ((48, 1),), 36, residual=True, extra_pitch=4)
     run(case, dataclasses.replace(tile, cluster_k=cluster_k))

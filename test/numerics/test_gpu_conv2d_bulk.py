@@ -41,7 +41,7 @@ TILES = [
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
-def test_forms(tile, precision):
+def test_rings_agree_with_float64(tile, precision):
     """81 pixels fill no cluster; K has nine steps, or 18 of which two blocks have nine each."""
     element = "f16" if precision == "fp16" else "f32"
     channels = 32 * tile.cluster_k
@@ -58,7 +58,7 @@ def test_forms(tile, precision):
     ],
     ids=str,
 )
-def test_geometries(case):
+def test_every_geometry_agrees_with_float64(case):
     for block_k, tile in ((16, TILES[2]), (16, TILES[5])):
         run(case, dataclasses.replace(tile, block_k=block_k, stages=3))
 
@@ -69,7 +69,7 @@ def test_tiles_of_one_step():
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
-def test_the_instructions(tile, target):
+def test_clusters_share_by_multicast_and_meet_at_the_start_alone(tile, target):
     kernel, _ = build(Case(16, 16, ((64, 1),), 32), tile, target=target_named(target))
     ptx = assembled(kernel, target)
     shared = tile.cluster_m > 1
@@ -109,7 +109,7 @@ SHAPE = ConvShape(1, 40, 40, 64, 40, 40, 64, 3, 3, 1, 1, 1, 1)
         ({"cluster_m": 1}, {"source_vector": 0}, "sm_90", "not copied in bulk"),
     ],
 )
-def test_illegal_tiles(options, shape, target, reason):
+def test_an_illegal_tile_says_why(options, shape, target, reason):
     tile = dataclasses.replace(ConvTile(32, 32, 32, 2, 1, 1, 3), **options)
     found = objection(tile, dataclasses.replace(SHAPE, **shape), target_named(target), "tf32")
     assert found is not None

@@ -29,7 +29,7 @@ TILES = [
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("channels", [16, 22])
-def test_forms(tile, channels):
+def test_sums_of_a_cluster_agree_with_float64(tile, channels):
     case = Case(7, 9, ((28, 1),), channels, residual=channels == 22, extra_pitch=4)
     run(case, tile)
     case = Case(7, 9, ((28, 1),), channels, residual=channels == 22, extra_pitch=8, element="f16")

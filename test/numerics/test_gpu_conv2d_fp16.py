@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv_cases import Case
+from conv_cases import GEOMETRIES, Case
 from conv_kernels import run
 
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
@@ -36,26 +36,9 @@ def test_row_widths_that_tiles_do_not_divide(width, block_m):
     simulated(half(5, width, ((32, 1),), 32), tile)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        half(7, 9, ((16, 1),), 24),
-        half(13, 11, ((16, 1),), 32, stride=2),
-        half(12, 16, ((48, 1),), 64, kernel=(1, 1)),
-        half(6, 6, ((8, 1),), 16),
-        half(9, 7, ((32, 1),), 16, residual=True),
-        half(5, 6, ((16, 1),), 8, batch=3),
-        half(8, 8, ((16, 1), (32, 2)), 32, kernel=(1, 1)),
-        half(8, 6, ((12, 1), (8, 2), (16, 1)), 40, kernel=(1, 1), residual=True),
-        half(8, 6, ((8, 2), (16, 1)), 16),
-        half(12, 10, ((8, 1),), 16, kernel=(7, 7), stride=2),
-        half(9, 9, ((16, 1),), 16, dilation=2),
-        half(6, 7, ((16, 1),), 16, pad=False),
-        half(6, 7, ((16, 1),), 16, silu=False),
-    ],
-    ids=str,
-)
-def test_geometries(case):
+@pytest.mark.parametrize("case", GEOMETRIES, ids=str)
+def test_every_geometry_agrees_with_float64(case):
+    case = dataclasses.replace(case, element="f16")
     simulated(case, ConvTile(32, 8 if case.out_channels < 16 else 16, 64, 2, 1, 1, 3))
     simulated(case)
 
@@ -103,7 +86,7 @@ def test_views_that_are_not_aligned():
 
 @pytest.mark.parametrize("warps_k", [2, 4])
 @pytest.mark.parametrize("channels", [16, 20])
-def test_k_split_over_warps(warps_k, channels):
+def test_k_may_be_divided_among_warps(warps_k, channels):
     tile = ConvTile(16, 16, 64, 1, 1, warps_k, 3)
     simulated(half(5, 5, ((64, 1),), channels, residual=True), tile)
 
@@ -112,14 +95,14 @@ def test_k_split_over_warps(warps_k, channels):
 @pytest.mark.parametrize(
     "tile", [ConvTile(32, 16, 32, 2, 1, 1, 2), ConvTile(16, 24, 32, 1, 1, 2, 3)]
 )
-def test_k_split_over_a_cluster(cluster_k, tile):
+def test_k_may_be_divided_among_a_cluster(cluster_k, tile):
     case = half(5, 6, ((48, 1),), 36, residual=True, extra_pitch=8)
     simulated(case, dataclasses.replace(tile, cluster_k=cluster_k))
 
 
 @pytest.mark.parametrize("block_k", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("unroll", [False, True])
-def test_steps_of_k(block_k, unroll):
+def test_steps_of_k_are_read_without_bank_conflicts(block_k, unroll):
     tile = ConvTile(32, 32, block_k, 2, 2, 1, 3, unroll=unroll)
     _, report = simulated(half(6, 6, ((64, 1),), 32), tile)
     assert report.worst_bank_conflict == 1, str(report)
@@ -151,7 +134,7 @@ def test_the_head_stores_float32(tile):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_shapes(seed):
+def test_random_shapes_agree_with_float64(seed):
     """Any size, channel count, stride and pitch, with the tile that the compiler chooses."""
     rng = random.Random(seed)
     case = half(

@@ -7,11 +7,10 @@ import dataclasses
 import conv_kernels
 import numpy as np
 import pytest
-from conv_cases import ROUNDED, Case, Operands, accumulate, linalg_text
+from conv_cases import ROUNDED, Case, Expected, Operands, bounded, linalg_text
 from gpu_dispatches import assembled
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_launch import round_to_tf32
 
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvShape
@@ -70,34 +69,15 @@ def run(
     return outcome.report
 
 
-def reference(
-    case: Case, operands: Operands, precision: str, *, scaled: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Float64 outputs and the error that a kernel may have: see `conv_cases.expected`."""
+def reference(case: Case, operands: Operands, precision: str, *, scaled: bool) -> Expected:
+    """Float64 outputs and the error that a kernel may have: see `conv_cases.bounded`."""
     x = operands.sources[0].astype(np.float32)
     if scaled:
         x = x * np.float32(float(ROUNDED))
-    weights = operands.weights
-    if precision == "tf32":
-        x, weights = round_to_tf32(x), round_to_tf32(weights)
-    if precision == "fp16":
-        x = x.astype(np.float16)
-    total = accumulate(case, x, weights)
-    magnitude = accumulate(case, np.abs(x), np.abs(weights)) + np.abs(operands.bias)
     k = case.channels * case.kernel[0] * case.kernel[1]
     groups = -(-k // 3 // 32) * 4 + 4  # units may hold as little as three elements
     steps = groups * 4 * (3 if precision == "fp32" else 1) + 3
-    tolerance = magnitude * (steps * 2.0**-23 + (3 * 2.0**-22 if precision == "fp32" else 0))
-    value = total + operands.bias
-    if case.silu:
-        tolerance = 1.1 * tolerance + np.abs(value) * 2.0**-21
-        value = value / (1 + np.exp(-value))
-    if operands.residual is not None:
-        value = value + operands.residual
-    tolerance = tolerance + np.abs(value) * 2.0**-23
-    if case.result_element == "f16":
-        tolerance = tolerance + (np.abs(value) + tolerance) * 2.0**-11 + 2.0**-25
-    return value, tolerance
+    return bounded(case, operands, x, precision, steps)
 
 
 RGB = Case(64, 64, ((3, 1),), 16, stride=2, image=True)
@@ -114,7 +94,7 @@ RGB = Case(64, 64, ((3, 1),), 16, stride=2, image=True)
     ],
     ids=["whole", "odd", "batch"],
 )
-def test_precisions(case, scaled, precision):
+def test_every_precision_agrees_with_float64(case, scaled, precision):
     run(case, precision=precision, scaled=scaled)
 
 
@@ -139,7 +119,7 @@ def test_precisions(case, scaled, precision):
     ],
     ids=str,
 )
-def test_geometries(case, precision):
+def test_every_geometry_agrees_with_float64(case, precision):
     block_n = 8 if case.out_channels < 16 else 16 if case.out_channels < 255 else 32
     run(case, dataclasses.replace(TILE, block_n=block_n, unroll=True), precision)
     run(case, None, precision, scaled=True)
@@ -162,7 +142,7 @@ def test_geometries(case, precision):
     ],
     ids=str,
 )
-def test_tiles(tile, precision):
+def test_every_tile_agrees_with_float64(tile, precision):
     case = dataclasses.replace(RGB, height=34, width=96, out_channels=40)
     report = run(case, tile, precision, blocks=4)
     assert report.worst_bank_conflict <= 2, str(report)
@@ -174,7 +154,7 @@ def test_pixels_of_float32_at_fp16():
     run(RGB, None, precision="fp16", image="f32", scaled=True)
 
 
-def test_values_of_every_byte():
+def test_every_byte_is_exact():
     """A 1x1 kernel of one weight of one: outputs are the bytes."""
     case = Case(16, 16, ((1, 1),), 8, kernel=(1, 1), image=True, silu=False)
     for precision in ("tf32", "fp16", "fp32"):
@@ -215,7 +195,7 @@ def test_units_hold_each_element_once(kernel, channels, dilation):
     assert sorted(found) == list(range(shape.k))
 
 
-def test_rectangles_of_the_first_layer():
+def test_windows_of_the_first_layer_are_no_longer_than_their_pixels():
     """Aligned alike in every block, and no longer than their pixels need."""
     shape = ConvShape(
         1, 640, 640, 3, 320, 320, 16, 3, 3, 2, 2, 1, 1, source_vector=0

@@ -34,7 +34,7 @@ CASES = {
 @pytest.mark.parametrize("tile", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("precision", ["tf32", "fp32", "fp16"])
 @pytest.mark.parametrize("name", CASES)
-def test_forms(name: str, precision: str, tile: ChainTile) -> None:
+def test_windows_agree_with_float64(name: str, precision: str, tile: ChainTile) -> None:
     element = "f16" if precision == "fp16" else "f32"
     run(dataclasses.replace(CASES[name], element=element), tile, precision)
 
