@@ -10,6 +10,7 @@ import pytest
 from yolomlir.dialects import yolo
 
 from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.conv2d_registers import available, overfull
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile, objection, tile_space
 from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
 from yolomlir.codegen.gpu.element import FLOAT16
@@ -236,10 +237,39 @@ def test_a_tile_round_trips_through_its_attribute():
         (ConvTile(128, 128, 128, 4, 4, stages=8), "shared memory"),
         (ConvTile(256, 128, 32, 16, 2), "threads"),
         (ConvTile(32, 32, 32, stages=1), "one stage"),
+        (ConvTile(128, 64, 128, 2, 2, 4, stages=2, unroll=True), "spills"),
     ],
 )
 def test_an_illegal_tile_says_why(tile, reason):
     assert reason in (objection(tile, SHAPES[0], target_named("sm_120"), "tf32") or "")
+
+
+def overfull_on(tile: ConvTile, chip: str = "sm_90") -> bool:
+    """Whether the tile is refused for a convolution of 3x3, K 576, with padding."""
+    shape = SHAPES[0]
+    return bool(overfull(tile, shape, target_named(chip), "tf32", tile.copies(shape)))
+
+
+def test_a_loop_is_overfull_with_too_many_conditions_and_too_few_registers():
+    tile = ConvTile(128, 64, 128, 2, 2, 4, stages=2, unroll=True)
+    assert tile.copies(SHAPES[0]) == (8, 4)
+    assert tile.k_tiles(SHAPES[0]) == 5
+    assert overfull_on(tile)
+    rolled = dataclasses.replace(tile, unroll=False)
+    all_copied_ahead = dataclasses.replace(tile, stages=5)
+    four_rows = dataclasses.replace(tile, block_m=64)
+    half_the_warps = dataclasses.replace(tile, warps_k=2)
+    few_sums = ConvTile(128, 16, 64, 8, 1, 1, stages=2, unroll=True)
+    assert few_sums.copies(SHAPES[0])[0] == 8
+    others = [rolled, all_copied_ahead, four_rows, half_the_warps, few_sums]
+    assert [overfull_on(other) for other in others] == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("warps", "registers"), [(1, 255), (8, 255), (9, 168), (10, 168), (12, 168), (16, 128)]
+)
+def test_registers_of_a_thread(warps, registers):
+    assert available(ConvTile(16, 8, 8, warps_k=warps), target_named("sm_90")) == registers
 
 
 def test_an_illegal_tile_attribute_is_a_user_error():

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from yolomlir.codegen.gpu import conv2d_tile
+from yolomlir.codegen.gpu.conv2d_registers import overfull
 from yolomlir.codegen.gpu.conv2d_tile import (
     BARRIER_BYTES,
     SHARERS,
@@ -180,6 +181,8 @@ def legal(tiles: ConvTiles, target: Target, precision: str) -> Mask:
         good &= inputs <= 2
     few = t.k_tiles * (inputs + weights) <= conv2d_tile._MAX_UNROLLED_COPIES
     good &= ~t.unrolled | few
+    if shape.source_vector:
+        good &= ~overfull(t, shape, target, precision, t.copies)
     need = t.shared_bytes
     if shape.source_vector == 0:
         need = np.zeros(len(t), np.int64)

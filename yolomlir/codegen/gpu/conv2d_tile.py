@@ -10,6 +10,7 @@ from typing import Any
 
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.bulk_weights import RingLayout
+from yolomlir.codegen.gpu.conv2d_registers import overfull
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.codegen.gpu.element import FLOAT32, Element
 from yolomlir.codegen.gpu.image_window import ImageWindow, image_window
@@ -226,7 +227,8 @@ def most_image_bytes(shape: ConvShape, tile: ConvTile) -> int:
 def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) -> str | None:
     """Why a kernel cannot be made of this tile; None where it can.
 
-    What passes assembles without spills and within the target's limits.
+    What passes assembles within the target's limits, and without spills but for very few unrolled
+    loops (`conv2d_registers.py`).
     """
     t = tile
     if min(t.block_m, t.block_n, t.warps_m, t.warps_n, t.warps_k, t.stages) < 1:
@@ -272,6 +274,12 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
         return f"{inputs} and {weights} copies a thread a step; at most {_MAX_COPIES} (2 rows)"
     if t.unrolled(shape) and t.k_tiles(shape) * (inputs + weights) > _MAX_UNROLLED_COPIES:
         return f"{t.k_tiles(shape) * (inputs + weights)} unrolled copies a thread"
+    if (
+        shape.source_vector
+        and t.unroll
+        and overfull(t, shape, target, precision, (inputs, weights))
+    ):
+        return f"an unrolled loop that spills what {inputs} and {weights} copies a step need"
     need = t.shared_bytes(shape) if shape.source_vector else most_image_bytes(shape, t)
     if need > target.shared_memory_bytes:
         return f"{need} bytes of shared memory; {target.name} has {target.shared_memory_bytes}"
