@@ -42,6 +42,8 @@ from yolomlir.target import Target
 
 _LOADS = 4
 """Logits (or groups of 4) that a lane reads side by side, where it has many."""
+_FEW = 5
+"""Of them, as many as a lane reads by default."""
 _LANES = 16
 """Lanes of an anchor at most: its neighbour's are in the same warp."""
 
@@ -49,13 +51,15 @@ Value: TypeAlias = ir.Value
 
 
 def default_tile(shape: DetectShape, target: Target) -> DetectTile:
-    """Threads that made YOLO26n's fastest on an H200: the last block works alone, and more threads
-    would take part in its short steps. Lanes so that each has few loads."""
-    del target
+    """What made YOLO26n's fastest on an H200. The last block of an image works alone, and more
+    threads would take part in its short steps, unless there are more blocks than multiprocessors:
+    fewer and larger ones take less time then. Lanes so that each has few loads."""
     lanes = 1
-    while lanes < _LANES and lanes * _LOADS < shape.groups:
+    while lanes < _LANES and lanes * _FEW < shape.groups:
         lanes *= 2
-    return DetectTile(640, lanes)
+    few = DetectTile(640, lanes)
+    blocks = -(-shape.anchors // few.anchors) * shape.batch
+    return few if blocks <= target.multiprocessors else DetectTile(1024, lanes)
 
 
 # ---- the linalg form ----------------------------------------------------------------------------
