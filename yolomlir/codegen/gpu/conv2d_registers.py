@@ -12,7 +12,8 @@ those of all products of two steps. That alone spills nothing. But of predicates
 and whether a row of the input lies inside, or one of the weights exists, is a predicate for every
 copy. While there are copies to come, those that are too many lie packed in registers; unpacking
 them takes more of these than were left, and addresses of copies are spilled. Where a tile has both,
-more predicates and more fragments than a thread can hold, 1 in 10 spilled; else 1 in 200.
+more predicates and more fragments than a thread can hold, 1 in 10 spilled; else 1 in 200. Tiles of
+few accumulators are no exception: of 90 that have both, 5 spilled.
 """
 
 from __future__ import annotations

@@ -274,11 +274,8 @@ def objection(tile: ConvTile, shape: ConvShape, target: Target, precision: str) 
         return f"{inputs} and {weights} copies a thread a step; at most {_MAX_COPIES} (2 rows)"
     if t.unrolled(shape) and t.k_tiles(shape) * (inputs + weights) > _MAX_UNROLLED_COPIES:
         return f"{t.k_tiles(shape) * (inputs + weights)} unrolled copies a thread"
-    if (
-        shape.source_vector
-        and t.unroll
-        and overfull(t, shape, target, precision, (inputs, weights))
-    ):
+    both = inputs, weights
+    if shape.source_vector and t.unroll and overfull(t, shape, target, precision, both):
         return f"an unrolled loop that spills what {inputs} and {weights} copies a step need"
     need = t.shared_bytes(shape) if shape.source_vector else most_image_bytes(shape, t)
     if need > target.shared_memory_bytes:
