@@ -78,7 +78,7 @@ def test_k_may_be_divided_among_warps(warps_k, channels):
 @pytest.mark.parametrize("block_k", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("unroll", [False, True])
 def test_steps_of_k_are_read_without_bank_conflicts(block_k, unroll):
-    tile = ConvTile(32, 32, block_k, 2, 2, 1, 3, unroll=unroll)
+    tile = ConvTile(16, 32, block_k, 1, 4, 1, 3, unroll=unroll)
     channels = 32 if block_k == 8 else 64
     _, report = run(Case(6, 6, ((channels, 1),), 32), tile)
     assert report.worst_bank_conflict == 1, str(report)
