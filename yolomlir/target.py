@@ -11,7 +11,8 @@ from yolomlir.diagnostics import UserError
 class Target:
     """What the compiler needs to know of a chip; the rates are the vendor's figures.
 
-    shared_memory_bytes: the most one block may use (opt-in limit).
+    shared_memory_bytes: the most one block may use (opt-in limit). clock_hz: the published boost
+    clock; of an H200 what it keeps under load.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Target:
     threads_per_sm: int = 0
     l2_bytes: int = 0
     dram_gb_per_s: float = 0.0
+    clock_hz: float = 0.0
     tf32_tflops: float = 0.0
     fp32_tflops: float = 0.0
     clusters: bool = False
@@ -50,27 +52,29 @@ TARGETS: dict[str, Target] = {
         Target(
             "sm_80", "gpu", "sm_80", "+ptx80", 108, 163 * _KB, 164 * _KB,
             threads_per_sm=2048, l2_bytes=40 * _MB, dram_gb_per_s=1555.0,
-            tf32_tflops=156.0, fp32_tflops=19.5,
+            clock_hz=1.41e9, tf32_tflops=156.0, fp32_tflops=19.5,
         ),
         Target(
             "sm_86", "gpu", "sm_86", "+ptx80", 82, 99 * _KB, 100 * _KB,
             threads_per_sm=1536, l2_bytes=6 * _MB, dram_gb_per_s=936.0,
-            tf32_tflops=35.6, fp32_tflops=35.6,
+            clock_hz=1.70e9, tf32_tflops=35.6, fp32_tflops=35.6,
         ),
         Target(
             "sm_89", "gpu", "sm_89", "+ptx80", 128, 99 * _KB, 100 * _KB,
             threads_per_sm=1536, l2_bytes=72 * _MB, dram_gb_per_s=1008.0,
-            tf32_tflops=82.6, fp32_tflops=82.6,
+            clock_hz=2.52e9, tf32_tflops=82.6, fp32_tflops=82.6,
         ),
         Target(
             "sm_90", "gpu", "sm_90", "+ptx81", 132, 227 * _KB, 228 * _KB,
             threads_per_sm=2048, l2_bytes=60 * _MB, dram_gb_per_s=4800.0,
-            tf32_tflops=494.0, fp32_tflops=67.0, clusters=True, programmatic_launch=True,
+            clock_hz=1.755e9, tf32_tflops=494.0, fp32_tflops=67.0,
+            clusters=True, programmatic_launch=True,
         ),
         Target(
             "sm_120", "gpu", "sm_120", "+ptx87", 48, 99 * _KB, 100 * _KB,
             threads_per_sm=1536, l2_bytes=48 * _MB, dram_gb_per_s=672.0,
-            tf32_tflops=30.9, fp32_tflops=30.9, clusters=True, programmatic_launch=True,
+            clock_hz=2.51e9, tf32_tflops=30.9, fp32_tflops=30.9,
+            clusters=True, programmatic_launch=True,
         ),
     )
 }  # fmt: skip

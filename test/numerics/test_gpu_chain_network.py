@@ -13,8 +13,9 @@ from simulated_launch import SimulatedLaunch, round_to_tf32
 
 from yolomlir.bindings import func, ir
 from yolomlir.codegen.gpu.chain import shape_of
+from yolomlir.codegen.gpu.chain_model import estimate_us
 from yolomlir.codegen.gpu.chain_problem import STAGE, ChainProblem, Stage, match_chain
-from yolomlir.codegen.gpu.chain_space import default_tile, estimate_us, tile_space
+from yolomlir.codegen.gpu.chain_space import default_tile, tile_space
 from yolomlir.codegen.gpu.chain_tile import ChainShape, ChainTile, plan
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import ACTIVATION, Kernel

@@ -27,8 +27,6 @@ from yolomlir.target import Target
 
 Floats = NDArray[np.float64]
 
-_CLOCK_HZ = {"sm_80": 1.41e9, "sm_86": 1.70e9, "sm_89": 2.52e9, "sm_90": 1.755e9, "sm_120": 2.51e9}
-"""Published boost clocks of the GPUs of `target.TARGETS`; an H200's is what it keeps under load."""
 _SHARING = 0.25
 """Of a cluster's cycles what sharing weights takes: its launch as one. A guess, not measured."""
 _SCHEDULERS = 4
@@ -132,7 +130,7 @@ class Device:
     @staticmethod
     def of(target: Target) -> Device:
         """The figures of a target's GPU."""
-        clock = _CLOCK_HZ[target.name]
+        clock = target.clock_hz
         return Device(
             target.multiprocessors,
             clock,

@@ -15,7 +15,7 @@ from yolomlir.autotune.space import Problem, Tile
 from yolomlir.autotune.tables import Table, TableEntry
 from yolomlir.autotune.workload import Case, Workload
 from yolomlir.codegen.build_plan import ITEM_BYTES
-from yolomlir.codegen.gpu import chain_space
+from yolomlir.codegen.gpu import chain_model
 from yolomlir.codegen.gpu.element import FLOAT32, element_of
 from yolomlir.diagnostics import UserError
 from yolomlir.runtime.plan import Step, View
@@ -187,7 +187,7 @@ def _time(case: Case, precision: str, tile: Tile) -> float:
 def _rough(problem: Problem, tile: Tile, step: Step, constants: Constants) -> float:
     """Microseconds of a launch whose family the cost model does not know."""
     if problem.family == "chain":
-        return chain_space.estimate_us(tile, problem.shape, problem.target, problem.precision)
+        return chain_model.estimate_us(tile, problem.shape, problem.target, problem.precision)
     return _roofline(problem, step, constants)
 
 
