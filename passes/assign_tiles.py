@@ -33,9 +33,9 @@ class AssignTiles(Pass):
     The tile is the attribute `yolo.tile` of the private function, a dictionary whose keys the code
     generator of the family knows. It is part of the IR: print it, change it, go on from there. A
     function that has one keeps it. Otherwise it comes from the option `table`, from what `yolomlir
-    tune` found on this machine, from the table that the package ships for the target, or by the
-    kernel family's rule, in this order. Functions without a tile are compiled with what their code
-    generator takes as default.
+    tune` found on this machine, from the table that the package ships for the target, or, for
+    convolutions, from the cost model, in this order. Functions of other families that are left
+    without a tile are compiled with what their code generator takes as default.
 
     Options:
         override: replace the tiles that are there already, or remove them where none is known.
@@ -53,7 +53,7 @@ class AssignTiles(Pass):
         from_table: functions whose tile the table had.
         from_database: functions whose tile tuning on this machine found.
         from_shipped: functions whose tile the package's table had.
-        from_rule: functions whose tile the family's rule gave.
+        from_rule: convolutions whose tile the cost model chose.
         kept: functions that had a tile.
 
     Example:
@@ -138,10 +138,12 @@ class _Known:
 
 
 def _by_rule(function: ir.Operation, target: Target, precision: str) -> ir.Attribute | None:
-    """What the kernel family chooses for a shape; None where it has no choice to make."""
+    """What the cost model chooses for a convolution; None for other families, whose code generators
+    choose."""
     if target.kind != "gpu" or yolo.string(function, FAMILY) != naming.CONV2D:
         return None
-    from yolomlir.codegen.gpu.conv2d_kinds import attribute_of, default_tile
+    from yolomlir.autotune.untuned import default_tile
+    from yolomlir.codegen.gpu.conv2d_kinds import attribute_of
 
     try:
         return attribute_of(default_tile(conv_shape(function), target, precision))

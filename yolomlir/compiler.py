@@ -185,8 +185,10 @@ def emit(checkpoint: Checkpoint, options: CompileOptions, level: str) -> str:
         _lower(module, imported.weights, target)
         if level == "linalg":
             return str(module)
+        from yolomlir.autotune.untuned import assign_default_tiles
         from yolomlir.codegen.gpu.program import emit_kernels
 
+        assign_default_tiles(module, target, str(options.precision))
         return emit_kernels(module, target, str(options.precision), level)
 
 
@@ -252,8 +254,10 @@ def _generate(
 
         program = compile_cpu_program(module, plan, weights, progress=progress)
     else:
+        from yolomlir.autotune.untuned import assign_default_tiles
         from yolomlir.codegen.gpu.program import compile_gpu_program
 
+        assign_default_tiles(module, target, precision)
         program = compile_gpu_program(module, plan, weights, target, precision, progress=progress)
     program.metadata["precision"] = precision
     return program

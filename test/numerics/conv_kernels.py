@@ -6,9 +6,10 @@ import numpy as np
 from conv_cases import Case, Operands, expected, linalg_text
 from simulated_launch import SimulatedLaunch
 
+from yolomlir.autotune.untuned import best_gathered
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv2d_kinds import Conv2dTile, attribute_of
-from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import match_conv
 from yolomlir.codegen.gpu.generate import generate_kernel
 from yolomlir.codegen.gpu.kernel import Kernel
@@ -34,7 +35,7 @@ def build(
     function = module.body.operations[0]
     if tile is None:
         shape = match_conv(function.operation, precision=precision).shape
-        tile = default_tile(shape, target, precision)
+        tile = best_gathered(shape, target, precision)
     function.operation.attributes["yolo.tile"] = attribute_of(tile)
     return generate_kernel(function, target, precision=precision), tile
 

@@ -12,7 +12,8 @@ from network_dispatches import dispatches
 from simulated_launch import round_to_tf32
 from yolomlir.dialects import yolo
 
-from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile
+from yolomlir.autotune.untuned import best_gathered
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvProblem, match_conv
 from yolomlir.codegen.gpu.kernel import ACTIVATION
 from yolomlir.target import target_named
@@ -239,7 +240,7 @@ def test_every_convolution_of_the_smallest_network(chip, precision):
         name = yolo.string(op, "sym_name")
         problem = match_conv(op, precision=precision)
         case = network_case(problem, silu="_silu" in name)
-        tile = default_tile(problem.shape, target, precision)
+        tile = best_gathered(problem.shape, target, precision)
         run(case, tile, precision, blocks=3, target=target)
         count += 1
     assert count >= 50

@@ -9,9 +9,10 @@ import pytest
 from conv_cases import Case, Operands, linalg_text
 from conv_kernels import SM_90, run
 
+from yolomlir.autotune.untuned import assign_default_tiles, default_tile
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.chain_tile import ChainTile
-from yolomlir.codegen.gpu.conv2d_kinds import default_tile
+from yolomlir.codegen.gpu.conv2d_kinds import stated_tile
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import match_conv
 from yolomlir.codegen.gpu.generate import generate_kernel
@@ -69,15 +70,21 @@ def test_both_kinds_of_tile_compute_the_same(name: str) -> None:
         assert np.array_equal(window, gathered)
 
 
-def test_the_default_tile_of_a_function_without_one_may_be_a_window() -> None:
+def test_functions_without_a_tile_get_the_default_one_which_may_be_a_window() -> None:
     case = Case(160, 160, ((16, 1),), 8)
     module = ir.Module.parse(linalg_text(case))
     function = module.body.operations[0]
     shape = match_conv(function.operation, precision="tf32").shape
     tile = default_tile(shape, SM_90, "tf32")
     assert isinstance(tile, ChainTile)
+    assign_default_tiles(module, SM_90, "tf32")
     kernel = generate_kernel(function, SM_90, precision="tf32")
     down, across = -(-160 // tile.rows), -(-160 // tile.columns)
     assert kernel.launch.grid == (down * across, tile.cluster_n, 1)
-    older = generate_kernel(function, target_named("sm_80"), precision="tf32")
+    sm_80 = target_named("sm_80")
+    assign_default_tiles(module, sm_80, "tf32")
+    assert stated_tile(function.operation) == tile  # one that is there stays
+    del function.operation.attributes["yolo.tile"]
+    assign_default_tiles(module, sm_80, "tf32")
+    older = generate_kernel(function, sm_80, precision="tf32")
     assert older.launch.cluster == (1, 1, 1)

@@ -10,6 +10,7 @@ from interpreted_model import Interpreted
 from yolomlir.passes.base import PassContext
 from yolomlir.passes.lower_to_linalg import LowerToLinalg
 
+from yolomlir.autotune.untuned import assign_default_tiles
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.kernel import Kernel
 from yolomlir.codegen.gpu.program import _check_alignment, _pack_weights, generate_kernels
@@ -34,6 +35,7 @@ class Simulated(Interpreted):
         target = target_named(self.target)
         lowered = ir.Module.parse(str(self._module))
         LowerToLinalg().run(lowered, PassContext(target=target))
+        assign_default_tiles(lowered, target, precision)
         self._kernels: dict[str, Kernel] = generate_kernels(lowered, target, precision)
         plan = self.program.plan
         launches = {name: kernel.launch for name, kernel in self._kernels.items()}

@@ -11,6 +11,7 @@ import pytest
 from autotune_fakes import TRUE, unit, workload
 
 from yolomlir.autotune import calibration, fitting, space
+from yolomlir.autotune import constants as constants_file
 from yolomlir.autotune.correction import Correction, fit_correction
 from yolomlir.autotune.cost_model import (
     DEFAULT,
@@ -272,7 +273,7 @@ def test_calibration_reads_the_database_alone() -> None:
     assert found.functions == 31
     assert found.spearman > 0.97
     assert constants != DEFAULT
-    text = calibration.constants_text(constants, "Fake GPU", found)
+    text = constants_file.constants_text(constants, "Fake GPU", found)
     assert '"device": "Fake GPU"' in text
     assert "held-out shapes" in text
 
@@ -296,21 +297,21 @@ def test_constants_survive_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     score = quality([(d, predict_us(d.features, DEVICE, constants)) for d in data])
     (tmp_path / "tables").mkdir()
     file = tmp_path / "tables" / "constants.json"
-    file.write_text(calibration.constants_text(constants, "Fake GPU", score))
-    monkeypatch.setattr(calibration.resources, "files", lambda _: tmp_path)
-    read = calibration.shipped_calibration.__wrapped__()
+    file.write_text(constants_file.constants_text(constants, "Fake GPU", score))
+    monkeypatch.setattr(constants_file.resources, "files", lambda _: tmp_path)
+    read = constants_file.shipped_calibration.__wrapped__()
     assert (read.device, read.quality) == ("Fake GPU", str(score))
     for item in data[:5]:
         ours = predict_us(item.features, DEVICE, read.constants)
         assert ours == pytest.approx(predict_us(item.features, DEVICE, constants), rel=5e-3)
     plain = dataclasses.replace(constants, correction=None)
-    file.write_text(calibration.constants_text(plain, "Fake GPU", score))
-    assert calibration.shipped_calibration.__wrapped__().constants.correction is None
+    file.write_text(constants_file.constants_text(plain, "Fake GPU", score))
+    assert constants_file.shipped_calibration.__wrapped__().constants.correction is None
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120"])
 def test_shipped_constants_predict_every_gpu(target: str) -> None:
-    constants = calibration.shipped_calibration().constants
+    constants = constants_file.shipped_calibration().constants
     gpu, shape = TARGETS[target], ConvShape(1, 40, 40, 64, 40, 40, 64, 3, 3, 1, 1, 1, 1)
     tiles = space.ranked(space.Problem("conv2d", shape, gpu, "tf32"), constants)
     us = space.predicted_us(space.Problem("conv2d", shape, gpu, "tf32"), list(tiles), constants)
@@ -320,7 +321,7 @@ def test_shipped_constants_predict_every_gpu(target: str) -> None:
 
 
 def test_shipped_constants_are_whole() -> None:
-    shipped = calibration.shipped_calibration()
+    shipped = constants_file.shipped_calibration()
     assert all(np.isfinite(v) and v > 0 for v in shipped.constants.vector())
     assert (shipped.device is None) == (shipped.constants == DEFAULT)
     assert shipped.constants.correction is not None

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from autotune_fakes import workload
 
-from yolomlir.autotune import space
+from yolomlir.autotune import space, untuned
 from yolomlir.autotune.cost_model import DEFAULT, Device, Features, predict_us
 from yolomlir.autotune.space import Problem
-from yolomlir.codegen.gpu import conv2d_kinds, conv2d_space, conv2d_tile
+from yolomlir.codegen.gpu import conv2d_kinds, conv2d_space
 from yolomlir.codegen.gpu.conv2d_space import ConvTiles
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile, objection
 from yolomlir.codegen.gpu.conv_problem import ConvShape
@@ -93,7 +93,7 @@ def test_the_space_names_no_tile_twice() -> None:
 
 
 def test_default_tiles_of_a_network_take_no_second() -> None:
-    for known in (conv2d_tile.default_tile, conv2d_kinds.default_tile, conv2d_kinds.window_tiles):
+    for known in (untuned.default_tile, untuned.best_gathered, conv2d_kinds.window_tiles):
         known.cache_clear()
     problems = {c.problem for c in workload().cases.values() if c.problem.family == "conv2d"}
     begin = time.process_time()

@@ -19,8 +19,9 @@ from autotune_fakes import workload
 from test_gpu_assembles import check, conv_text, dispatches, linalg_module
 from yolomlir.dialects import yolo
 
-from yolomlir.autotune import space, window_model
-from yolomlir.autotune.calibration import _measured, shipped_calibration
+from yolomlir.autotune import space, untuned, window_model
+from yolomlir.autotune.calibration import _measured
+from yolomlir.autotune.constants import shipped_calibration
 from yolomlir.autotune.space import Problem
 from yolomlir.autotune.workload import Case
 from yolomlir.bindings import ir
@@ -156,10 +157,10 @@ def test_without_measurements_a_window_needs_a_clear_gain() -> None:
             case = problem(shape, name)
             tile = space.default(case)
             kinds.add(type(tile))
-            window = space.best_window(shape, case.target, "tf32")
+            window = untuned.best_window(shape, case.target, "tf32")
             if window is None:
                 continue
-            other = conv2d_kinds.conv2d_tile.default_tile(shape, case.target, "tf32")
+            other = untuned.best_gathered(shape, case.target, "tf32")
             us = space.predicted_us(case, [window, other], constants)
             assert tile == (window if us[0] < 0.9 * us[1] else other)
     assert kinds == {ConvTile, ChainTile}

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from yolomlir.dialects import yolo
 
+from yolomlir.autotune.untuned import assign_default_tiles, best_gathered
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu.conv2d_registers import available, overfull
-from yolomlir.codegen.gpu.conv2d_tile import ConvTile, default_tile, objection, tile_space
+from yolomlir.codegen.gpu.conv2d_tile import ConvTile, objection, tile_space
 from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
 from yolomlir.codegen.gpu.element import FLOAT16
 from yolomlir.codegen.gpu.generate import generate_kernel
@@ -116,7 +117,7 @@ def test_every_candidate_is_within_the_limits(shape, chip, precision):
     target = target_named(chip)
     shape = of_precision(shape, precision)
     candidates = list(tile_space(shape, target, precision))
-    assert default_tile(shape, target, precision) is not None
+    assert best_gathered(shape, target, precision) is not None
     assert len(candidates) == len(set(candidates)) >= 50
     for tile in candidates[:: max(1, len(candidates) // 200)]:
         assert tile.shared_bytes(shape) <= MAX_SHARED_BYTES[chip]
@@ -202,6 +203,7 @@ def test_older_chips_get_no_newer_instructions(chip):
     target = target_named(chip)
     with yolo.new_context(), ir.Location.unknown():
         module = ir.Module.parse(conv_text(SHAPES[1]))
+        assign_default_tiles(module, target, "tf32")
         kernel = generate_kernel(module.body.operations[0], target, precision="tf32")
         text = to_ptx(kernel.module, target)
         assert not kernel.launch.programmatic
@@ -270,6 +272,13 @@ def test_a_loop_is_overfull_with_too_many_conditions_and_too_few_registers():
 )
 def test_registers_of_a_thread(warps, registers):
     assert available(ConvTile(16, 8, 8, warps_k=warps), target_named("sm_90")) == registers
+
+
+def test_a_convolution_without_a_tile_is_a_user_error():
+    with yolo.new_context(), ir.Location.unknown():
+        module = ir.Module.parse(conv_text(SHAPES[2]))
+        with pytest.raises(UserError, match=r"without `yolo\.tile`"):
+            generate_kernel(module.body.operations[0], target_named("sm_90"), precision="tf32")
 
 
 def test_an_illegal_tile_attribute_is_a_user_error():

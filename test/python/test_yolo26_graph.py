@@ -232,14 +232,14 @@ def test_whole_size_through_the_arena(model: Model) -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_pipeline_takes_at_most_two_seconds(kind: str, context: None) -> None:
-    from yolomlir.codegen.gpu import conv2d_kinds, conv2d_tile
+    from yolomlir.autotune import untuned
+    from yolomlir.codegen.gpu import conv2d_kinds
 
     checkpoint = seeded_checkpoint("n", 80, 0)
     times = []
     for _ in range(2):
-        for known in (conv2d_tile.default_tile, conv2d_kinds.default_tile):
+        for known in (untuned.default_tile, untuned.best_gathered, conv2d_kinds.window_tiles):
             known.cache_clear()
-        conv2d_kinds.window_tiles.cache_clear()
         model = import_model(checkpoint)
         target = target_named("sm_90" if kind == "gpu" else "cpu")
         passes = PassContext(weights=model.weights, target=target)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from yolomlir.autotune import calibration, report
 from yolomlir.autotune.build import ProcessBuilder, prefer_toolkit
+from yolomlir.autotune.constants import constants_text
 from yolomlir.autotune.database import Database
 from yolomlir.autotune.measure import CudaMeasure
 from yolomlir.autotune.search import Progress
@@ -117,7 +118,7 @@ def _calibrate(database: Database, args: argparse.Namespace) -> None:
         logger.warning("%s", error)
         return
     print(quality)
-    text = calibration.constants_text(constants, database.device, quality)
+    text = constants_text(constants, database.device, quality)
     (args.out / "constants.json").write_text(text)
 
 

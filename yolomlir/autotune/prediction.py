@@ -9,7 +9,7 @@ from typing import Any
 
 from yolomlir.autotune import space, tables
 from yolomlir.autotune.build import Builder, Job
-from yolomlir.autotune.calibration import shipped_calibration
+from yolomlir.autotune.constants import shipped_calibration
 from yolomlir.autotune.cost_model import Constants, Device
 from yolomlir.autotune.space import Problem, Tile
 from yolomlir.autotune.tables import Table, TableEntry

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from yolomlir.autotune import signature, space, tables
 from yolomlir.autotune.build import Builder, Built, ProcessBuilder
-from yolomlir.autotune.calibration import shipped_calibration
+from yolomlir.autotune.constants import shipped_calibration
 from yolomlir.autotune.database import Database, TimeRecord, WinnerRecord
 from yolomlir.autotune.launch_stage import choose_launches
 from yolomlir.autotune.measure import CudaMeasure, Measure

@@ -11,16 +11,15 @@ from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from yolomlir.autotune import window_model
+from yolomlir.autotune import untuned, window_model
 from yolomlir.autotune.cost_model import DEFAULT, Constants, Device, Features, predict_us
 from yolomlir.bindings import ir
 from yolomlir.codegen.gpu import chain_tile, conv2d_kinds, conv2d_space
 from yolomlir.codegen.gpu.chain_tile import ChainTile
 from yolomlir.codegen.gpu.conv2d_kinds import Conv2dTile
 from yolomlir.codegen.gpu.conv2d_space import ConvTiles
-from yolomlir.codegen.gpu.conv2d_tile import SHARERS, ConvTile, block_ks, objection
+from yolomlir.codegen.gpu.conv2d_tile import SHARERS, ConvTile, block_ks
 from yolomlir.codegen.gpu.conv_problem import ConvShape, match_conv
 from yolomlir.codegen.gpu.epilogue import Epilogue
 from yolomlir.codegen.gpu.tile import carveout_objection, plain, stated_options
@@ -37,8 +36,6 @@ Tile = Any
 _MODULES = {"depthwise": "DepthwiseTile", "max_pool": "MaxPoolTile", "attention": "AttentionTile",
             "detect": "DetectTile", "merge_detections": "MergeTile",
             "chain": "ChainTile"}  # fmt: skip
-_WITH_FLAGS = 64
-"""Geometries of which every combination of flags is considered for the untuned choice."""
 _IN_BULK = 128
 """Of the most promising tiles so many are considered with weights by bulk copies as well."""
 _CHAINS_IN_BULK = 4
@@ -152,7 +149,7 @@ def default(problem: Problem) -> Tile:
     """The tile that is taken without measurements. Raises UnsupportedError where none is legal."""
     family, shape, target = problem.family, problem.shape, problem.target
     if family == "conv2d":
-        return conv2d_kinds.default_tile(shape, target, problem.precision)
+        return untuned.default_tile(shape, target, problem.precision)
     choose: Callable[..., Tile] = _module(family).default_tile
     if family in ("attention", "chain"):
         return choose(shape, target, problem.precision)
@@ -181,7 +178,8 @@ def _gathered(problem: Problem, constants: Constants, count: int) -> list[tuple[
     if not len(tiles):
         return []
     us = predict_us(Features.of(tiles, precision), device, constants)
-    tiles, us = _with_flags(tiles.where(np.argsort(us, kind="stable")[:count]), problem, constants)
+    tiles = tiles.where(np.argsort(us, kind="stable")[:count])
+    tiles, us = untuned.with_flags(tiles, problem.target, precision, constants)
     first = tiles.where(np.argsort(us, kind="stable")[:_IN_BULK])
     first = conv2d_space.in_bulk(first, problem.target, precision)
     first = first.where(first.cluster_m > 0)
@@ -198,16 +196,6 @@ def _windows(problem: Problem) -> list[tuple[float, Conv2dTile]]:
     tiles = conv2d_kinds.window_tiles(shape, target, precision)
     us = window_model.predict_us(tiles, shape, target, precision)
     return list(zip(us, tiles, strict=True))
-
-
-def _with_flags(
-    tiles: ConvTiles, problem: Problem, constants: Constants
-) -> tuple[ConvTiles, NDArray[np.float64]]:
-    """Rows with every legal combination of flags, and their predicted times."""
-    flagged = conv2d_space.flags(tiles)
-    flagged = flagged.where(conv2d_space.legal(flagged, problem.target, problem.precision))
-    features = Features.of(flagged, problem.precision)
-    return flagged, predict_us(features, Device.of(problem.target), constants)
 
 
 @lru_cache(maxsize=512)
@@ -244,12 +232,7 @@ def predicted_us(
 ) -> list[float]:
     """The model's time of each tile of a convolution, microseconds."""
     shape, target, precision = problem.shape, problem.target, problem.precision
-    windows = [t for t in tiles if isinstance(t, ChainTile)]
-    gathered = [t for t in tiles if not isinstance(t, ChainTile)]
-    of_windows = iter(window_model.predict_us(windows, shape, target, precision))
-    features = Features.of(ConvTiles.of(shape, gathered), precision)
-    of_gathered = iter(predict_us(features, Device.of(target), constants))
-    return [float(next(of_windows if isinstance(t, ChainTile) else of_gathered)) for t in tiles]
+    return untuned.predict_us(tiles, shape, target, precision, constants)
 
 
 def neighbours(problem: Problem, tile: Tile) -> list[Tile]:
@@ -333,32 +316,6 @@ def sample(problem: Problem, count: int, seed: str) -> list[Tile]:
         return generator.sample(listed, min(count, len(listed)))
     pool = list(ranked(problem))
     return generator.sample(pool, min(count, len(pool)))
-
-
-def best_conv_tile(
-    shape: ConvShape, target: Target, precision: str, constants: Constants = DEFAULT
-) -> ConvTile | None:
-    """The usual tile of the lowest predicted time; None where none is legal."""
-    geometries = conv2d_space.geometries(shape, target)
-    every = conv2d_space.deep_pipelines(geometries, target, precision)
-    usual = conv2d_space.usual(every)
-    tiles = usual if len(usual) else every
-    us = predict_us(Features.of(tiles, precision), Device.of(target), constants)
-    first = tiles.where(np.argsort(us, kind="stable")[:_WITH_FLAGS])
-    problem = Problem("conv2d", shape, target, precision)
-    tiles, us = _with_flags(first, problem, constants)
-    for row in np.argsort(us, kind="stable"):
-        tile = tiles.tile(int(row))
-        if objection(tile, shape, target, precision) is None:
-            return tile
-    return None
-
-
-def best_window(shape: ConvShape, target: Target, precision: str) -> ChainTile | None:
-    """The window of the lowest predicted time; None where none is legal."""
-    tiles = conv2d_kinds.window_tiles(shape, target, precision)
-    us = window_model.predict_us(tiles, shape, target, precision)
-    return min(zip(us, tiles, strict=True), key=lambda item: item[0], default=(0.0, None))[1]
 
 
 # ---- the small families: every tile -------------------------------------------------------------

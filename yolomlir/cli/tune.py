@@ -150,7 +150,8 @@ def _target(name: str) -> str:
 
 
 def _fit(target: str, device: str, precision: str, file: Path) -> None:
-    from yolomlir.autotune.calibration import calibrate, constants_text
+    from yolomlir.autotune.calibration import calibrate
+    from yolomlir.autotune.constants import constants_text
     from yolomlir.autotune.database import Database
 
     constants, quality = calibrate(Database.open(target, device), precision)

@@ -11,7 +11,7 @@ from yolomlir.codegen.gpu.chain import ChainKernel
 from yolomlir.codegen.gpu.chain_problem import match_chain
 from yolomlir.codegen.gpu.conv2d_image import ImageKernel
 from yolomlir.codegen.gpu.conv2d_kernel import ConvKernel
-from yolomlir.codegen.gpu.conv2d_kinds import default_tile, objection, stated_tile
+from yolomlir.codegen.gpu.conv2d_kinds import objection, stated_tile
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import match_conv
 from yolomlir.codegen.gpu.generate import register_family
@@ -22,15 +22,19 @@ from yolomlir.target import Target
 
 @register_family("conv2d")
 def generate_conv2d(function: func.FuncOp, target: Target, precision: str, name: str) -> Kernel:
-    """The kernel of a `conv2d` dispatch, with the tile of its `yolo.tile` or the default one.
+    """The kernel of a `conv2d` dispatch, with the tile of its `yolo.tile`.
 
     A tile that is a window is for a chain of one stage (`conv2d_kinds.py`).
 
     Raises UnsupportedError for another form than section 4 of the architecture's, UserError for a
-    tile that is not legal.
+    tile that is not legal, or none.
     """
     problem = match_conv(function.operation, precision=precision)
-    tile = stated_tile(function.operation) or default_tile(problem.shape, target, precision)
+    tile = stated_tile(function.operation)
+    if tile is None:
+        raise UserError(
+            "a convolution without `yolo.tile`", where=name, hint="yolo-assign-tiles gives it one"
+        )
     reason = objection(tile, problem.shape, target, precision)
     if reason is not None:
         raise UserError(f"illegal tile {tile}: {reason}", where=name)

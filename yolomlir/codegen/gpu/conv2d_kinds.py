@@ -18,7 +18,6 @@ from yolomlir.codegen.gpu.chain_tile import ChainShape, ChainTile
 from yolomlir.codegen.gpu.conv2d_tile import ConvTile
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.codegen.gpu.tile import TILE, carveout_objection, tile_or, to_attribute
-from yolomlir.diagnostics import UnsupportedError
 from yolomlir.target import Target
 
 Conv2dTile = ConvTile | ChainTile
@@ -98,33 +97,7 @@ def block_of(tile: Conv2dTile) -> tuple[int, ...]:
     return tile.block_m, tile.rows, tile.cluster_n, tile.warps, 0
 
 
-_CLEARLY = 0.9
-"""Of the other kind's predicted time, what a window is taken at without measurements: both are
-predicted within some 5 %."""
-
-
-@lru_cache(maxsize=1024)
-def default_tile(shape: ConvShape, target: Target, precision: str) -> Conv2dTile:
-    """The legal tile that the cost models say is fastest; a window only where it clearly is.
-
-    Raises UnsupportedError where no tile is legal.
-    """
-    from yolomlir.autotune.calibration import shipped_calibration
-    from yolomlir.autotune.space import Problem, best_window, predicted_us
-
-    window = best_window(shape, target, precision)
-    if window is None:
-        return conv2d_tile.default_tile(shape, target, precision)
-    try:
-        gathered = conv2d_tile.default_tile(shape, target, precision)
-    except UnsupportedError:
-        return window
-    problem = Problem("conv2d", shape, target, precision)
-    times = predicted_us(problem, [window, gathered], shipped_calibration().constants)
-    return window if times[0] < _CLEARLY * times[1] else gathered
-
-
 __all__ = [
-    "Conv2dTile", "as_chain", "attribute_of", "block_of", "default_tile", "kind_named", "objection",
+    "Conv2dTile", "as_chain", "attribute_of", "block_of", "kind_named", "objection",
     "stated_tile", "window_tiles",
 ]  # fmt: skip

@@ -1,11 +1,10 @@
-"""Tiles of the `conv2d` family: what can be chosen, what is legal, a choice by shape and GPU."""
+"""Tiles of the `conv2d` family: what can be chosen, what is legal."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from yolomlir.bindings import ir
@@ -15,7 +14,7 @@ from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.codegen.gpu.element import FLOAT32, Element
 from yolomlir.codegen.gpu.image_window import ImageWindow, image_window
 from yolomlir.codegen.gpu.tile import later_option, to_attribute
-from yolomlir.diagnostics import UnsupportedError, UserError
+from yolomlir.diagnostics import UserError
 from yolomlir.target import Target
 
 STAGING_PADDING = 8
@@ -385,18 +384,3 @@ def _over_k(
             few = 32 * warps_m * warps_n * warps_k <= _MAX_THREADS
             if few and block_k // least % warps_k == 0:
                 yield ConvTile(block_m, block_n, block_k, warps_m, warps_n, warps_k)
-
-
-@lru_cache(maxsize=1024)
-def default_tile(shape: ConvShape, target: Target, precision: str) -> ConvTile:
-    """The legal tile that the cost model says is fastest, the first among equals.
-
-    Raises UnsupportedError where no tile is legal.
-    """
-    from yolomlir.autotune.calibration import shipped_calibration
-    from yolomlir.autotune.space import best_conv_tile
-
-    tile = best_conv_tile(shape, target, precision, shipped_calibration().constants)
-    if tile is None:
-        raise UnsupportedError(f"no conv2d tile fits {shape} on {target.name}")
-    return tile
