@@ -9,7 +9,8 @@ images, TF32 and float16) and of 582 windows of single convolutions, measured on
 in a chain of launches: least relative squares, none negative, the functions alike. Functions that
 were left out of the fit, a sixth at a time: median error 9 %; for one image the tile of the least
 estimate took 4 % more than the fastest measured one, for eight 10 % at TF32 and 15 % at float16; of
-the eight least estimates one took at most 1.5 % more.
+the eight least estimates one took at most 1.5 % more. Nothing was fitted at `fp32`, whose operands
+are split in the kernel, which `_instructions` does not count.
 """
 
 from __future__ import annotations
