@@ -5,11 +5,19 @@ The definition (`yolo.irdl.mlir`) checks kinds alone. Every message names the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from yolomlir.dialects.layout import Layout
-from yolomlir.dialects.reading import element_of, integer, integers, layer_of, ops_in, shape_of
+from yolomlir.dialects.reading import (
+    element_of,
+    integer,
+    integers,
+    layer_of,
+    ops_in,
+    shape_of,
+    string,
+)
 from yolomlir.dialects.shapes import (
     CANDIDATE_COLUMNS,
     DETECTION_COLUMNS,
@@ -23,12 +31,16 @@ from yolomlir.bindings import ir
 from yolomlir.diagnostics import UserError
 
 _Verifier = Callable[[ir.Operation], None]
-_VERIFIERS: dict[str, _Verifier] = {}
+_VERIFIERS: dict[str, tuple[_Verifier, tuple[str, ...]]] = {}
+"""Of each op: what checks it, and the names of its attributes."""
+_ELEMENTS = ("f32", "f16", "ui8")
+"""Element types of the dialect; `ui8` is an image's."""
+_MOST_DIMENSIONS = 4
 
 
-def _verifier(name: str) -> Callable[[_Verifier], _Verifier]:
+def _verifier(name: str, *attributes: str) -> Callable[[_Verifier], _Verifier]:
     def register(function: _Verifier) -> _Verifier:
-        _VERIFIERS[f"yolo.{name}"] = function
+        _VERIFIERS[f"yolo.{name}"] = function, attributes
         return function
 
     return register
@@ -44,29 +56,67 @@ def _expect(op: ir.Operation, what: str, expected: Any, got: Any, hint: str | No
 
 
 def verify_op(op: ir.Operation) -> None:
-    """Check the shapes of one `yolo` op. Raises UserError that names the layer."""
-    check = _VERIFIERS.get(op.name)
-    if check is None:
+    """Check one `yolo` op. Raises UserError that names the layer."""
+    if op.name not in _VERIFIERS:
         return
-    _static_tensors(op)
+    check, attributes = _VERIFIERS[op.name]
     try:
+        _tensors(op)
+        _no_other_attributes(op, attributes)
         check(op)
     except ValueError as error:  # an encoding or an array of another kind than this dialect's
         _fail(op, f"is malformed: {error}")
 
 
-def verify(module: ir.Module | ir.Operation) -> None:
-    """Check the shapes of every `yolo` op of a module. Raises UserError that names the layer."""
+def faults(module: ir.Module | ir.Operation) -> Iterator[tuple[ir.Operation, UserError]]:
+    """Every `yolo` op that breaks a rule, in order, with the first rule that it breaks.
+
+    Besides what `verify_op` checks, all `yolo.weight`s of one name have one type: it says in which
+    order the store keeps the tensor.
+    """
+    weights: dict[str, ir.Type] = {}
     for op in ops_in(module):
-        verify_op(op)
+        try:
+            verify_op(op)
+            if op.name == "yolo.weight":
+                name, type_ = string(op, "name"), op.results[0].type
+                _expect(op, f"type of '{name}'", weights.setdefault(name, type_), type_)
+        except UserError as error:
+            yield op, error
 
 
-def _static_tensors(op: ir.Operation) -> None:
+def verify(module: ir.Module | ir.Operation) -> None:
+    """Check every `yolo` op of a module, as `faults` does. Raises UserError for the first fault."""
+    for _, error in faults(module):
+        raise error
+
+
+def _tensors(op: ir.Operation) -> None:
+    """Every value is a tensor of the dialect: static, not empty, of its ranks and elements."""
     for what, values in (("operand", op.operands), ("result", op.results)):
         for index, value in enumerate(values):
             type_ = value.type
             if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
                 _fail(op, f"{what} {index} is {type_}; expected a tensor of static shape")
+            shape = list(type_.shape)
+            if not 1 <= len(shape) <= _MOST_DIMENSIONS or min(shape) < 1:
+                _fail(op, f"{what} {index} has shape {shape}; expected 1 to 4 sizes of at least 1")
+            if element_of(value) not in _ELEMENTS:
+                known = ", ".join(_ELEMENTS)
+                _fail(op, f"{what} {index} has elements of {element_of(value)}; expected {known}")
+            if Layout.of(type_) is not Layout.LOGICAL and len(shape) != 4:
+                _fail(op, f"{what} {index} has a layout and rank {len(shape)}; expected rank 4")
+
+
+def _no_other_attributes(op: ir.Operation, known: Sequence[str]) -> None:
+    """An attribute that the op does not know would change nothing (`dilations`, say).
+
+    Those with a dialect's prefix (`foo.note`) are anybody's.
+    """
+    for item in op.attributes:
+        name = item if isinstance(item, str) else item.name
+        if name not in known and "." not in name:
+            _fail(op, f"has no attribute '{name}'; it has {', '.join(known) or 'none'}")
 
 
 def _four_dimensional(op: ir.Operation, operands: Sequence[ir.Value]) -> None:
@@ -89,12 +139,36 @@ def _same_element(op: ir.Operation, values: Sequence[ir.Value]) -> None:
         _fail(op, f"mixes element types {', '.join(elements)}; only conv2d and normalize convert")
 
 
+def _floating(op: ir.Operation, value: ir.Value) -> None:
+    if element_of(value) not in ("f32", "f16"):
+        _fail(op, f"computes on {element_of(value)}; expected f32 or f16")
+
+
+def _window(
+    op: ir.Operation,
+    channels: int,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+) -> None:
+    """A window of this kernel fits the padded input, and the result is of its places."""
+    x = shape_of(op.operands[0])
+    if min(padding) < 0:
+        _fail(op, f"padding is {padding}; none may be negative")
+    expected = window_shape(x, channels, kernel, strides, padding)
+    if min(expected[2:]) < 1:
+        window, size = ("x".join(map(str, sides)) for sides in (kernel, x[2:]))
+        _fail(op, f"a {window} kernel does not fit the padded {size} input")
+    _expect(op, "result shape", expected, shape_of(op.results[0]))
+
+
 def _conv_elements(op: ir.Operation) -> None:
     """One element type for all, or float16 weights.
 
     Those multiply a float16 tensor or the image; sums and the bias are float32, and the result is
     stored as either.
     """
+    _floating(op, op.operands[1])
     source, weight = element_of(op.operands[0]), element_of(op.operands[1])
     result = element_of(op.results[0])
     wide = "f32" if weight == "f16" else weight
@@ -104,24 +178,27 @@ def _conv_elements(op: ir.Operation) -> None:
         _expect(op, "input element type", weight, source, "narrow the weight as well")
         _expect(op, "result element type", weight, result, "narrow the weight as well")
         return
-    if source not in ("f16", "f32", "ui8"):
-        _fail(op, f"input element type is {source}; a float16 weight takes f16, f32 or ui8")
     if result not in ("f16", "f32"):
         _fail(op, f"result element type is {result}; a float16 weight gives f16 or f32")
 
 
-@_verifier("normalize")
+@_verifier("weight", "name")
 def _(op: ir.Operation) -> None:
+    """Any tensor of the dialect may be in the store."""
+
+
+@_verifier("normalize", "scale")
+def _(op: ir.Operation) -> None:
+    _four_dimensional(op, [op.operands[0]])
     _expect(op, "result shape", shape_of(op.operands[0]), shape_of(op.results[0]))
     _expect(op, "result element type", "f32", element_of(op.results[0]))
     _same_layout(op, [op.operands[0], op.results[0]])
 
 
-@_verifier("conv2d")
+@_verifier("conv2d", "strides", "padding", "groups")
 def _(op: ir.Operation) -> None:
     _four_dimensional(op, [op.operands[0], op.operands[1], op.results[0]])
-    x = shape_of(op.operands[0])
-    channels = x[1]
+    channels = shape_of(op.operands[0])[1]
     out, per_group, *kernel = shape_of(op.operands[1])
     for name, count in (("strides", 2), ("padding", 4)):
         _expect(op, f"number of {name}", count, len(integers(op, name)))
@@ -129,8 +206,6 @@ def _(op: ir.Operation) -> None:
     groups = integer(op, "groups")
     if min(strides) < 1:
         _fail(op, f"strides are {strides}; each must be at least 1")
-    if min(padding) < 0:
-        _fail(op, f"padding is {padding}; none may be negative")
     if groups < 1 or channels % groups or out % groups:
         _fail(op, f"groups is {groups}; it must divide {channels} input and {out} output channels")
     if per_group * groups != channels:
@@ -139,18 +214,14 @@ def _(op: ir.Operation) -> None:
             f"input has {channels} channels; the weight expects {per_group * groups}",
             "was the checkpoint trained at another scale or class count?",
         )
-    expected = window_shape(x, out, kernel, strides, padding)
-    if min(expected[2:]) < 1:
-        window, size = ("x".join(map(str, sides)) for sides in (kernel, x[2:]))
-        _fail(op, f"a {window} kernel does not fit the padded {size} input")
-    _expect(op, "result shape", expected, shape_of(op.results[0]))
+    _window(op, out, kernel, strides, padding)
     _same_layout(op, [op.operands[0], op.results[0]])
     if len(op.operands) > 2:
         _expect(op, "bias shape", [out], shape_of(op.operands[2]))
     _conv_elements(op)
 
 
-@_verifier("batch_norm")
+@_verifier("batch_norm", "epsilon")
 def _(op: ir.Operation) -> None:
     _four_dimensional(op, [op.operands[0]])
     channels = shape_of(op.operands[0])[1]
@@ -158,16 +229,20 @@ def _(op: ir.Operation) -> None:
         ("gamma", "beta", "mean", "variance"), list(op.operands)[1:], strict=True
     ):
         _expect(op, f"{name} shape", [channels], shape_of(value))
+        _expect(op, f"{name} element type", "f32", element_of(value))
+    _floating(op, op.operands[0])
     _expect(op, "result type", op.operands[0].type, op.results[0].type)
 
 
 @_verifier("silu")
 def _(op: ir.Operation) -> None:
+    _floating(op, op.operands[0])
     _expect(op, "result type", op.operands[0].type, op.results[0].type)
 
 
 @_verifier("add")
 def _(op: ir.Operation) -> None:
+    _floating(op, op.operands[0])
     _expect(op, "second operand's type", op.operands[0].type, op.operands[1].type)
     _expect(op, "result type", op.operands[0].type, op.results[0].type)
 
@@ -183,7 +258,7 @@ def _(op: ir.Operation) -> None:
     _same_element(op, [*op.operands, op.results[0]])
 
 
-@_verifier("slice")
+@_verifier("slice", "offset", "size")
 def _(op: ir.Operation) -> None:
     _four_dimensional(op, [op.operands[0]])
     x = shape_of(op.operands[0])
@@ -195,22 +270,21 @@ def _(op: ir.Operation) -> None:
     _same_element(op, [op.operands[0], op.results[0]])
 
 
-@_verifier("max_pool2d")
+@_verifier("max_pool2d", "kernel", "strides", "padding")
 def _(op: ir.Operation) -> None:
     _four_dimensional(op, [op.operands[0]])
-    x = shape_of(op.operands[0])
+    _floating(op, op.operands[0])
     for name, count in (("kernel", 2), ("strides", 2), ("padding", 4)):
         _expect(op, f"number of {name}", count, len(integers(op, name)))
     kernel, strides = integers(op, "kernel"), integers(op, "strides")
     if min(kernel + strides) < 1:
         _fail(op, f"kernel is {kernel} and strides are {strides}; each must be at least 1")
-    expected = window_shape(x, x[1], kernel, strides, integers(op, "padding"))
-    _expect(op, "result shape", expected, shape_of(op.results[0]))
+    _window(op, shape_of(op.operands[0])[1], kernel, strides, integers(op, "padding"))
     _same_layout(op, [op.operands[0], op.results[0]])
     _same_element(op, [op.operands[0], op.results[0]])
 
 
-@_verifier("upsample")
+@_verifier("upsample", "factor")
 def _(op: ir.Operation) -> None:
     _four_dimensional(op, [op.operands[0]])
     factor = integer(op, "factor")
@@ -221,11 +295,14 @@ def _(op: ir.Operation) -> None:
     _same_element(op, [op.operands[0], op.results[0]])
 
 
-@_verifier("attention")
+@_verifier("attention", "heads", "key_dim", "head_dim", "scale")
 def _(op: ir.Operation) -> None:
     _four_dimensional(op, [op.operands[0]])
+    _floating(op, op.operands[0])
     x = shape_of(op.operands[0])
     heads, key_dim, head_dim = (integer(op, a) for a in ("heads", "key_dim", "head_dim"))
+    if min(heads, key_dim, head_dim) < 1:
+        _fail(op, f"heads, key_dim, head_dim are {heads}, {key_dim}, {head_dim}; at least 1 each")
     _expect(op, "input channels", heads * (2 * key_dim + head_dim), x[1])
     _expect(op, "result shape", with_channels(x, heads * head_dim), shape_of(op.results[0]))
     _same_layout(op, [op.operands[0], op.results[0]])
@@ -249,30 +326,39 @@ def _detection_maps(op: ir.Operation, maps: Sequence[ir.Value]) -> int:
     return anchors
 
 
-def _detected(op: ir.Operation) -> None:
+def _positive_strides(op: ir.Operation, strides: Sequence[int]) -> None:
+    if min(strides) < 1:
+        _fail(op, f"strides are {list(strides)}; each must be at least 1")
+
+
+def _rows(op: ir.Operation, images: int, max_det: int, columns: int) -> None:
+    """The result: float32 rows, which have no layout."""
+    _expect(op, "result shape", [images, max_det, columns], shape_of(op.results[0]))
+    _expect(op, "result element type", "f32", element_of(op.results[0]))
+
+
+def _detected(op: ir.Operation, columns: int) -> None:
     """The maps of a whole choice: they have max_det anchors."""
+    _positive_strides(op, integers(op, "strides"))
     max_det, anchors = integer(op, "max_det"), _detection_maps(op, list(op.operands))
     if not 1 <= max_det <= anchors:
         _fail(op, f"max_det is {max_det}; it must be in [1, {anchors}], the number of anchors")
+    _rows(op, shape_of(op.operands[0])[0], max_det, columns)
 
 
-@_verifier("detect")
+@_verifier("detect", "strides", "max_det")
 def _(op: ir.Operation) -> None:
     _expect(op, "number of strides", LEVELS, len(integers(op, "strides")))
-    _detected(op)
-    images, max_det = shape_of(op.operands[0])[0], integer(op, "max_det")
-    _expect(op, "result shape", [images, max_det, DETECTION_COLUMNS], shape_of(op.results[0]))
+    _detected(op, DETECTION_COLUMNS)
 
 
-@_verifier("candidates")
+@_verifier("candidates", "strides", "max_det")
 def _(op: ir.Operation) -> None:
     _expect(op, "number of strides", LEVELS - 1, len(integers(op, "strides")))
-    _detected(op)
-    shape = [shape_of(op.operands[0])[0], integer(op, "max_det"), CANDIDATE_COLUMNS]
-    _expect(op, "result shape", shape, shape_of(op.results[0]))
+    _detected(op, CANDIDATE_COLUMNS)
 
 
-@_verifier("merge_detections")
+@_verifier("merge_detections", "stride")
 def _(op: ir.Operation) -> None:
     rows, maps = op.operands[0], list(op.operands)[1:]
     if len(shape_of(rows)) != 3:
@@ -282,7 +368,8 @@ def _(op: ir.Operation) -> None:
     _expect(op, "columns of the candidates", CANDIDATE_COLUMNS, columns)
     _detection_maps(op, maps)
     _expect(op, "images of the candidates", shape_of(maps[0])[0], images)
-    _expect(op, "result shape", [images, max_det, DETECTION_COLUMNS], shape_of(op.results[0]))
+    _positive_strides(op, [integer(op, "stride")])
+    _rows(op, images, max_det, DETECTION_COLUMNS)
 
 
 @_verifier("convert_layout")

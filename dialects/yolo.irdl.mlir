@@ -1,5 +1,5 @@
 // The `yolo` dialect. Shapes are logical (N, C, H, W; weights O, I, KH, KW) whatever the physical
-// order, which is the tensor's encoding. IRDL checks kinds; yolo.py checks shapes.
+// order, which is the tensor's encoding. IRDL checks kinds; verification.py checks the rest.
 //
 // A kernel launch is no op of this dialect but `func.call` with the unit attribute `yolo.dispatch`: it
 // calls a private function whose body is what the kernel computes.

@@ -32,7 +32,7 @@ from yolomlir.dialects.shapes import (
     window_shape,
     with_channels,
 )
-from yolomlir.dialects.verification import verify, verify_op
+from yolomlir.dialects.verification import faults, verify, verify_op
 
 from yolomlir.bindings import func, ir, irdl
 
@@ -51,6 +51,7 @@ __all__ = [
     "detect",
     "dispatch",
     "element_of",
+    "faults",
     "integer",
     "integers",
     "is_dispatch",

@@ -194,13 +194,10 @@ def _verify_roundtrip(module: ir.Module, source: Source) -> None:
 def _verify(module: ir.Module, source: Source, diagnostics: list[Diagnostic]) -> bool:
     """Hold every yolo op against the dialect's rules; each that breaks one is a diagnostic."""
     sound = True
-    for op in yolo.ops_in(module):
-        try:
-            yolo.verify_op(op)
-        except UserError as error:
-            message = f"{error.message} ({error.hint})" if error.hint else error.message
-            diagnostics.append(Diagnostic("error", message, source.place_of(op.location)))
-            sound = False
+    for op, error in yolo.faults(module):
+        message = f"{error.message} ({error.hint})" if error.hint else error.message
+        diagnostics.append(Diagnostic("error", message, source.place_of(op.location)))
+        sound = False
     return sound
 
 

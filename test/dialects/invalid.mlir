@@ -193,10 +193,10 @@ func.func @elements(%x: !x, %h: !h, %w: !w, %v: !v, %b: !b, %c: tensor<4xf16>, %
   %1 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!x, !w) -> !h
   // expected-error @below {{bias element type is f16; expected f32}}
   %2 = "yolo.conv2d"(%h, %v, %c) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!h, !v, tensor<4xf16>) -> !h
-  // expected-error @below {{input element type is i32; a float16 weight takes f16, f32 or ui8}}
+  // expected-error @below {{operand 0 has elements of i32; expected f32, f16, ui8}}
   %3 = "yolo.conv2d"(%i, %v) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (tensor<1x4x6x6xi32>, !v) -> !h
-  // expected-error @below {{result element type is i32; a float16 weight gives f16 or f32}}
-  %4 = "yolo.conv2d"(%h, %v) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!h, !v) -> tensor<1x4x6x6xi32>
+  // expected-error @below {{result element type is ui8; a float16 weight gives f16 or f32}}
+  %4 = "yolo.conv2d"(%h, %v) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!h, !v) -> tensor<1x4x6x6xui8>
   // expected-error @below {{mixes element types f16, f32; only conv2d and normalize convert}}
   %5 = "yolo.concat"(%h, %x) : (!h, !x) -> tensor<1x8x6x6xf16>
   // expected-error @below {{mixes element types f16, f32}}
@@ -215,5 +215,96 @@ func.func @elements(%x: !x, %h: !h, %w: !w, %v: !v, %b: !b, %c: tensor<4xf16>, %
   %12 = "yolo.normalize"(%x) {scale = 1.0} : (!x) -> !h
   // expected-error @below {{element type of a map is f16; expected f32}}
   %13 = "yolo.detect"(%h, %x, %x, %x, %x, %x) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!h, !x, !x, !x, !x, !x) -> tensor<1x5x6xf32>
+  return
+}
+
+// -----
+
+// What no kernel can hold: empty tensors, other ranks, other elements, a layout of what has none.
+!z = tensor<1x4x0x6xf32>
+!five = tensor<1x2x3x4x5xf32>
+!d = tensor<1x4x6x6xf64>
+!rows = tensor<1x4x6xf32, #yolo.layout<"nhwc">>
+func.func @tensors(%z: !z, %five: !five, %none: tensor<f32>, %d: !d, %rows: !rows) {
+  // expected-error @below {{operand 0 has shape [1, 4, 0, 6]; expected 1 to 4 sizes of at least 1}}
+  %0 = "yolo.silu"(%z) : (!z) -> !z
+  // expected-error @below {{operand 0 has shape [1, 2, 3, 4, 5]; expected 1 to 4 sizes of at least 1}}
+  %1 = "yolo.silu"(%five) : (!five) -> !five
+  // expected-error @below {{operand 0 has shape []; expected 1 to 4 sizes of at least 1}}
+  %2 = "yolo.silu"(%none) : (tensor<f32>) -> tensor<f32>
+  // expected-error @below {{operand 0 has elements of f64; expected f32, f16, ui8}}
+  %3 = "yolo.silu"(%d) : (!d) -> !d
+  // expected-error @below {{operand 0 has a layout and rank 3; expected rank 4}}
+  %4 = "yolo.silu"(%rows) : (!rows) -> !rows
+  // expected-error @below {{result 0 is tensor<?x4x1x1xf32>; expected a tensor of static shape}}
+  %5 = "yolo.weight"() {name = "w"} : () -> tensor<?x4x1x1xf32>
+  return
+}
+
+// -----
+
+// One name of the weight store is one tensor.
+func.func @names() {
+  %0 = "yolo.weight"() {name = "w"} : () -> tensor<8x4x1x1xf32>
+  // expected-error @below {{type of 'w' is tensor<8x4x1x1xf32, #yolo.layout<"ohwi">>; expected tensor<8x4x1x1xf32>}}
+  %1 = "yolo.weight"() {name = "w"} : () -> tensor<8x4x1x1xf32, #yolo.layout<"ohwi">>
+  return
+}
+
+// -----
+
+// An attribute that would change nothing.
+!x = tensor<1x4x6x6xf32>
+!w = tensor<4x4x3x3xf32>
+func.func @attributes(%x: !x, %w: !w) {
+  // expected-error @below {{'yolo.conv2d' has no attribute 'dilations'; it has strides, padding, groups}}
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 1, 1, 1, 1>, groups = 1 : i64, dilations = array<i64: 2, 2>} : (!x, !w) -> !x
+  // expected-error @below {{'yolo.silu' has no attribute 'inplace'; it has none}}
+  %1 = "yolo.silu"(%x) {inplace} : (!x) -> !x
+  %2 = "yolo.silu"(%x) {my.note = "anybody's"} : (!x) -> !x
+  return
+}
+
+// -----
+
+!x = tensor<1x4x6x6xf32>
+!u = tensor<1x4x6x6xui8>
+!v = tensor<4xf32>
+!h = tensor<4xf16>
+func.func @arithmetic(%x: !x, %u: !u, %v: !v, %h: !h, %m: tensor<4x4xui8>, %w: tensor<4x4x1x1xui8>) {
+  // expected-error @below {{'yolo.silu' computes on ui8; expected f32 or f16}}
+  %0 = "yolo.silu"(%u) : (!u) -> !u
+  // expected-error @below {{'yolo.add' computes on ui8; expected f32 or f16}}
+  %1 = "yolo.add"(%u, %u) : (!u, !u) -> !u
+  // expected-error @below {{'yolo.max_pool2d' computes on ui8; expected f32 or f16}}
+  %2 = "yolo.max_pool2d"(%u) {kernel = array<i64: 1, 1>, strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>} : (!u) -> !u
+  // expected-error @below {{'yolo.attention' computes on ui8; expected f32 or f16}}
+  %3 = "yolo.attention"(%u) {heads = 1 : i64, key_dim = 1 : i64, head_dim = 2 : i64, scale = 0.5} : (!u) -> tensor<1x2x6x6xui8>
+  // expected-error @below {{'yolo.conv2d' computes on ui8; expected f32 or f16}}
+  %4 = "yolo.conv2d"(%u, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!u, tensor<4x4x1x1xui8>) -> !u
+  // expected-error @below {{mean element type is f16; expected f32}}
+  %5 = "yolo.batch_norm"(%x, %v, %v, %h, %v) {epsilon = 1.0e-3} : (!x, !v, !v, !h, !v) -> !x
+  // expected-error @below {{operand 0 has rank 2; expected 4 (N, C, H, W)}}
+  %6 = "yolo.normalize"(%m) {scale = 1.0} : (tensor<4x4xui8>) -> tensor<4x4xf32>
+  return
+}
+
+// -----
+
+!x = tensor<1x4x6x6xf32>
+func.func @windows_and_sizes(%x: !x) {
+  // expected-error @below {{padding is [-1, 0, 0, 0]; none may be negative}}
+  %0 = "yolo.max_pool2d"(%x) {kernel = array<i64: 3, 3>, strides = array<i64: 1, 1>, padding = array<i64: -1, 0, 0, 0>} : (!x) -> tensor<1x4x3x4xf32>
+  // expected-error @below {{a 8x8 kernel does not fit the padded 6x6 input}}
+  %1 = "yolo.max_pool2d"(%x) {kernel = array<i64: 8, 8>, strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>} : (!x) -> !x
+  // expected-error @below {{heads, key_dim, head_dim are -1, -1, -2; at least 1 each}}
+  %2 = "yolo.attention"(%x) {heads = -1 : i64, key_dim = -1 : i64, head_dim = -2 : i64, scale = 0.5} : (!x) -> tensor<1x2x6x6xf32>
+  // expected-error @below {{strides are [8, 0, 32]; each must be at least 1}}
+  %3 = "yolo.detect"(%x, %x, %x, %x, %x, %x) {strides = array<i64: 8, 0, 32>, max_det = 5 : i64} : (!x, !x, !x, !x, !x, !x) -> tensor<1x5x6xf32>
+  // expected-error @below {{result element type is f16; expected f32}}
+  %4 = "yolo.detect"(%x, %x, %x, %x, %x, %x) {strides = array<i64: 8, 16, 32>, max_det = 5 : i64} : (!x, !x, !x, !x, !x, !x) -> tensor<1x5x6xf16>
+  %rows = "yolo.candidates"(%x, %x, %x, %x) {strides = array<i64: 8, 16>, max_det = 5 : i64} : (!x, !x, !x, !x) -> tensor<1x5x8xf32>
+  // expected-error @below {{strides are [-32]; each must be at least 1}}
+  %5 = "yolo.merge_detections"(%rows, %x, %x) {stride = -32 : i64} : (tensor<1x5x8xf32>, !x, !x) -> tensor<1x5x6xf32>
   return
 }

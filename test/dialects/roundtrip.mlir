@@ -52,7 +52,7 @@ func.func @every_op(%image: !image) -> tensor<1x5x6xf32> {
 // What float16 weights multiply, and what their convolution gives.
 // CHECK-LABEL: func.func @half
 func.func @half(%h: tensor<1x4x8x8xf16>, %x: tensor<1x4x8x8xf32>, %i: tensor<1x4x8x8xui8>) {
-  %w = "yolo.weight"() {name = "w"} : () -> tensor<4x4x1x1xf16>
+  %w = "yolo.weight"() {name = "h"} : () -> tensor<4x4x1x1xf16>
   %b = "yolo.weight"() {name = "b"} : () -> tensor<4xf32>
   // CHECK: (tensor<1x4x8x8xf16>, tensor<4x4x1x1xf16>, tensor<4xf32>) -> tensor<1x4x8x8xf16>
   %0 = "yolo.conv2d"(%h, %w, %b) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (tensor<1x4x8x8xf16>, tensor<4x4x1x1xf16>, tensor<4xf32>) -> tensor<1x4x8x8xf16>
