@@ -100,6 +100,15 @@ def test_threads_get_their_own_rows(model) -> None:
         np.testing.assert_array_equal(found[index][0], expected[index])
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_model_of_one_detection_gives_the_best(model, checkpoint_file, batch: int) -> None:
+    """A single row leaves loops of one iteration, which are unrolled into what is around them."""
+    data = images(batch, seed=5)
+    options = {"target": "cpu", "imgsz": SIDE, "batch": batch, "max_det": 1, "threads": 2}
+    with yolomlir.compile(checkpoint_file, **options) as best:
+        np.testing.assert_array_equal(best(data), model(data)[:, :1])
+
+
 # ---- pictures -----------------------------------------------------------------------------------
 
 

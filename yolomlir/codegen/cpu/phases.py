@@ -50,14 +50,15 @@ def outline(module: ir.Module, prefix: str) -> Phases:
     """Replace `@kernel` by one function a phase, `{prefix}_0`, `{prefix}_1`, …"""
     kernel = _kernel(module)
     workspace = _place_shared(kernel)
-    effects = _split(kernel)
+    addresses = _addresses(kernel)
+    effects = _split(kernel, addresses)
     phases, scratch = [], 0
     for index, members in enumerate(effects):
         with ir.InsertionPoint(kernel):
             function = kernel.clone().operation
         name = f"{prefix}_{index}"
         function.attributes["sym_name"] = ir.StringAttr.get(name)
-        kept = [op for i, op in enumerate(_body(function)) if i in members or _is_address(op)]
+        kept = [op for i, op in enumerate(_body(function)) if i in members or i in addresses]
         blocks = 1
         for op in reversed(_body(function)):
             if op not in kept:
@@ -82,16 +83,29 @@ def _body(function: ir.Operation) -> list[ir.Operation]:
     return [view.operation for view in function.regions[0].blocks[0].operations]
 
 
-def _is_address(op: ir.Operation) -> bool:
-    return op.name in _ADDRESSES or op.name.startswith("affine.")
+def _addresses(kernel: ir.Operation) -> set[int]:
+    """Indices of the ops that every phase keeps: without effects, and of such ops' results alone.
+
+    What is computed from a loaded value (of a loop that had one iteration, and so is none) belongs
+    to the phase that loads it.
+    """
+    kept: set[int] = set()
+    computed: set[ir.Value] = set()
+    for index, op in enumerate(_body(kernel)):
+        address = op.name in _ADDRESSES or op.name.startswith("affine.")
+        if address and computed.isdisjoint(op.operands):
+            kept.add(index)
+        else:
+            computed.update(op.results)
+    return kept
 
 
-def _split(kernel: ir.Operation) -> list[set[int]]:
+def _split(kernel: ir.Operation, addresses: set[int]) -> list[set[int]]:
     """Indices of the ops with effects, a set a phase."""
     phases: list[set[int]] = []
     serial = False
     for index, op in enumerate(_body(kernel)):
-        if _is_address(op):
+        if index in addresses:
             continue
         if op.name == "scf.forall" or not serial:
             phases.append(set())
