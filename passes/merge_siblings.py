@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 from yolomlir.dialects import yolo
 from yolomlir.dialects.layout import Layout
+from yolomlir.passes import rewriting
 from yolomlir.passes.base import Pass, PassContext
 from yolomlir.passes.outlining import entry_block, only_user, operations, producer, users
 
@@ -74,12 +75,13 @@ class MergeSiblings(Pass):
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Merge the siblings of `@main`."""
         families: dict[object, list[ir.Operation]] = defaultdict(list)
+        taken = rewriting.weight_names(module)
         for op in operations(entry_block(module)):
             if op.name == "yolo.conv2d" and self._may_merge(op):
                 families[_key(op)].append(op)
         for siblings in families.values():
             if len(siblings) > 1:
-                _merge(siblings, context)
+                _merge(siblings, context, taken)
                 context.count(self, "merged")
                 context.count(self, "removed", len(siblings) - 1)
 
@@ -100,19 +102,19 @@ def _key(conv: ir.Operation) -> object:
     """Equal for convolutions that can be one."""
     x, w = conv.operands[0], conv.operands[1]
     layout = Layout.of(w.type)
-    element = str(ir.RankedTensorType(w.type).element_type)
+    elements = yolo.element_of(w), yolo.element_of(conv.results[0])
     geometry = (*yolo.integers(conv, "strides"), *yolo.integers(conv, "padding"))
-    return x, geometry, len(conv.operands), _end(conv).name, layout, element
+    return x, geometry, len(conv.operands), _end(conv).name, layout, elements
 
 
-def _merge(siblings: list[ir.Operation], context: PassContext) -> None:
+def _merge(siblings: list[ir.Operation], context: PassContext, taken: set[str]) -> None:
     first = siblings[0]
     ends = [_end(conv) for conv in siblings]
     sizes = [yolo.shape_of(conv.results[0])[1] for conv in siblings]
     location = ir.Location.fused([conv.location for conv in siblings])
     with ir.InsertionPoint(first):
         operands = [
-            _joined([conv.operands[i] for conv in siblings], context, location)
+            _joined([conv.operands[i] for conv in siblings], context, taken, location)
             for i in range(1, len(first.operands))
         ]
         value = yolo.conv2d(
@@ -120,6 +122,7 @@ def _merge(siblings: list[ir.Operation], context: PassContext) -> None:
             *operands,
             strides=yolo.integers(first, "strides"),
             padding=yolo.integers(first, "padding"),
+            element=ir.RankedTensorType(first.results[0].type).element_type,
             loc=location,
         )
         if ends[0].name == "yolo.silu":
@@ -139,18 +142,19 @@ def _merge(siblings: list[ir.Operation], context: PassContext) -> None:
             weight.owner.operation.erase()
 
 
-def _joined(parts: list[ir.Value], context: PassContext, location: ir.Location) -> ir.Value:
+def _joined(
+    parts: list[ir.Value], context: PassContext, taken: set[str], location: ir.Location
+) -> ir.Value:
     """One weight of several, along their output channels."""
-    names = [yolo.string(part.owner.operation, "name") for part in parts]
+    sources = [part.owner.operation for part in parts]
     shape = yolo.shape_of(parts[0])
-    layout = Layout.of(parts[0].type) if len(shape) == 4 else Layout.LOGICAL
-    axis = layout.permutation.index(0) if len(shape) == 4 else 0
+    axis = rewriting.output_axis(parts[0].type) if len(shape) == 4 else 0
+    shape[0] = sum(yolo.shape_of(part)[0] for part in parts)
+    first = ir.RankedTensorType(parts[0].type)
+    type_ = ir.RankedTensorType.get(shape, first.element_type, first.encoding)
 
     def join(*tensors: Array) -> Array:
         return np.concatenate(tensors, axis=axis)
 
-    name = "+".join(names)
-    context.weights.derive(name, names, join)
-    element = ir.RankedTensorType(parts[0].type).element_type
-    shape[0] = sum(yolo.shape_of(part)[0] for part in parts)
-    return yolo.weight(name, shape, element=element, layout=layout, loc=location)
+    name = "+".join(yolo.string(source, "name") for source in sources)
+    return rewriting.derived_weight(context, taken, name, sources, join, type_, loc=location)

@@ -66,6 +66,7 @@ def derived_weight(
     sources: Sequence[ir.Operation],
     function: Callable[..., Array],
     type_: ir.Type,
+    loc: ir.Location | None = None,
 ) -> ir.Value:
     """A new `yolo.weight` at the insertion point, and its data in the store.
 
@@ -74,6 +75,7 @@ def derived_weight(
         name: what to call it, before that.
         sources: `yolo.weight` ops whose tensors `function` gets, in physical order.
         type_: the new weight's type; `function` gives its tensor in that physical order.
+        loc: of the new op; the first source's unless given.
     """
     unique, number = name, 2
     while unique in taken:
@@ -86,7 +88,7 @@ def derived_weight(
         list(tensor.shape),
         element=tensor.element_type,
         layout=Layout.of(type_) if len(tensor.shape) == 4 else Layout.LOGICAL,
-        loc=sources[0].location,
+        loc=loc or sources[0].location,
     )
 
 

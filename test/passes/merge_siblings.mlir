@@ -83,3 +83,48 @@ func.func @main(%x: !t, %y: !t) -> (!t, !t, !h, !t, !t, !t, !o) {
       groups = 1 : i64} : (!t, !w6) -> !o
   return %0, %1, %2, %4, %5, %7, %8 : !t, !t, !h, !t, !t, !t, !o
 }
+
+// -----
+
+// The joined weight's name is new, also where the module has one of that name already.
+// CHECK-LABEL: func.func @main
+// CHECK-DAG: %[[OWN:.*]] = "yolo.weight"() {name = "a+b"} : () -> tensor<8x8x1x1xf32
+// CHECK-DAG: %[[W:.*]] = "yolo.weight"() {name = "a+b.2"} : () -> tensor<16x8x1x1xf32
+// CHECK-DAG: "yolo.conv2d"(%arg0, %[[W]])
+// CHECK-DAG: "yolo.conv2d"(%{{.*}}, %[[OWN]])
+!t = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+!w = tensor<8x8x1x1xf32, #yolo.layout<"ohwi">>
+func.func @main(%x: !t) -> (!t, !t) {
+  %a = "yolo.weight"() {name = "a"} : () -> !w
+  %b = "yolo.weight"() {name = "b"} : () -> !w
+  %own = "yolo.weight"() {name = "a+b"} : () -> !w
+  %0 = "yolo.conv2d"(%x, %a) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>,
+      groups = 1 : i64} : (!t, !w) -> !t
+  %1 = "yolo.conv2d"(%x, %b) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>,
+      groups = 1 : i64} : (!t, !w) -> !t
+  %2 = "yolo.conv2d"(%1, %own) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>,
+      groups = 1 : i64} : (!t, !w) -> !t
+  return %0, %2 : !t, !t
+}
+
+// -----
+
+// Float16 products whose results are float32 merge to such; one that gives float16 stays apart.
+// CHECK-LABEL: func.func @main
+// CHECK: "yolo.conv2d"{{.*}} -> tensor<1x16x4x4xf32
+// CHECK-COUNT-2: "yolo.slice"{{.*}} -> tensor<1x8x4x4xf32
+// CHECK: "yolo.conv2d"{{.*}} -> tensor<1x8x4x4xf16
+!t = tensor<1x8x4x4xf16, #yolo.layout<"nhwc">>
+!y = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+!w = tensor<8x8x1x1xf16, #yolo.layout<"ohwi">>
+func.func @main(%x: !t) -> (!y, !t, !y) {
+  %a = "yolo.weight"() {name = "a"} : () -> !w
+  %b = "yolo.weight"() {name = "b"} : () -> !w
+  %0 = "yolo.conv2d"(%x, %a) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>,
+      groups = 1 : i64} : (!t, !w) -> !y
+  %1 = "yolo.conv2d"(%x, %b) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>,
+      groups = 1 : i64} : (!t, !w) -> !t
+  %2 = "yolo.conv2d"(%x, %b) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>,
+      groups = 1 : i64} : (!t, !w) -> !y
+  return %0, %1, %2 : !y, !t, !y
+}
