@@ -139,6 +139,7 @@ def _conv_like(conv: ir.Operation, operands: Sequence[ir.Value]) -> ir.Value:
         strides=yolo.integers(conv, "strides"),
         padding=yolo.integers(conv, "padding"),
         groups=yolo.integer(conv, "groups"),
+        element=ir.RankedTensorType(conv.results[0].type).element_type,
         loc=conv.location,
     )
 

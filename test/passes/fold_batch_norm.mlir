@@ -111,3 +111,22 @@ func.func @parameter_from_outside(%x: !t, %w: !w) -> !t {
   %1 = "yolo.batch_norm"(%0, %p, %p, %p, %p) {epsilon = 1.0e-3} : (!t, !v, !v, !v, !v) -> !t
   return %1 : !t
 }
+
+// -----
+
+// A float16 convolution that gives float32 still does.
+// CHECK-LABEL: func.func @half
+// CHECK: %[[Y:.*]] = "yolo.conv2d"({{.*}} -> tensor<1x8x6x6xf32>
+// CHECK-NOT: yolo.batch_norm
+// CHECK: return %[[Y]]
+!t = tensor<1x8x6x6xf16>
+!y = tensor<1x8x6x6xf32>
+!w = tensor<8x8x1x1xf16>
+!v = tensor<8xf32>
+func.func @half(%x: !t) -> !y {
+  %w = "yolo.weight"() {name = "w"} : () -> !w
+  %p = "yolo.weight"() {name = "p"} : () -> !v
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!t, !w) -> !y
+  %1 = "yolo.batch_norm"(%0, %p, %p, %p, %p) {epsilon = 1.0e-3} : (!y, !v, !v, !v, !v) -> !y
+  return %1 : !y
+}
