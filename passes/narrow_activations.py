@@ -165,18 +165,24 @@ def _tied(block: ir.Block) -> _Ties:
     for argument in block.arguments:
         ties.widen(argument)
     for op in operations(block):
-        if op.name in _WIDE:
+        if op.name == "yolo.weight":  # the store's tensors stay; a convolution's is derived anew
+            ties.widen(op.results[0])
+        elif op.name in _WIDE:
             for value in [*op.operands, *op.results]:
                 ties.widen(value)
         elif op.name == "yolo.normalize":
             ties.widen(op.results[0])
         elif op.name == "yolo.conv2d":
             if not _reads_store(op):
-                ties.widen(op.operands[0])
-                ties.widen(op.results[0])
+                for value in (op.operands[0], op.operands[1], op.results[0]):
+                    ties.widen(value)
+            for bias in list(op.operands)[2:]:
+                ties.widen(bias)
         elif op.name == "yolo.batch_norm":
             ties.tie(op.operands[0], op.results[0])
-        elif op.name != "yolo.weight":
+            for parameter in list(op.operands)[1:]:
+                ties.widen(parameter)
+        else:
             for operand in op.operands:
                 ties.tie(operand, op.results[0])
     return ties

@@ -134,3 +134,34 @@ func.func @main(%x: !t, %w: !w) -> (!t, !w) {
   %1 = "yolo.conv2d"(%0, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!t, !w) -> !t
   return %1, %v : !t, !w
 }
+
+// -----
+
+// What is computed of the store's tensors is float32, as they are: a convolution's weight and bias,
+// a batch norm's parameter, an operand of an addition.
+
+// CHECK-LABEL: func.func @main(
+// CHECK: "yolo.silu"({{.*}} -> tensor<8x8x1x1xf32>
+// CHECK: "yolo.silu"({{.*}} -> tensor<8xf32>
+// CHECK: "yolo.conv2d"({{.*}} -> tensor<1x8x4x4xf32>
+// CHECK: "yolo.conv2d"({{.*}}tensor<8x8x1x1xf16>, tensor<8xf32>) -> tensor<1x8x4x4xf16>
+// CHECK: "yolo.batch_norm"({{.*}} -> tensor<1x8x4x4xf16>
+// CHECK: "yolo.conv2d"({{.*}} -> tensor<1x8x4x4xf32>
+// CHECK: "yolo.add"({{.*}} -> tensor<1x8x4x4xf32>
+!t = tensor<1x8x4x4xf32>
+!w = tensor<8x8x1x1xf32>
+!v = tensor<8xf32>
+func.func @main(%x: !t) -> !t {
+  %w = "yolo.weight"() {name = "w"} : () -> !w
+  %b = "yolo.weight"() {name = "b"} : () -> !v
+  %a = "yolo.weight"() {name = "addend"} : () -> !t
+  %cw = "yolo.silu"(%w) : (!w) -> !w
+  %cb = "yolo.silu"(%b) : (!v) -> !v
+  // expected-remark @below {{stays float32: its weight is not a yolo.weight}}
+  %0 = "yolo.conv2d"(%x, %cw) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!t, !w) -> !t
+  %1 = "yolo.conv2d"(%0, %w, %cb) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!t, !w, !v) -> !t
+  %2 = "yolo.batch_norm"(%1, %b, %cb, %b, %b) {epsilon = 1.0e-3} : (!t, !v, !v, !v, !v) -> !t
+  %3 = "yolo.conv2d"(%2, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!t, !w) -> !t
+  %4 = "yolo.add"(%3, %a) : (!t, !t) -> !t
+  return %4 : !t
+}
