@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from yolomlir.dialects import yolo
 from yolomlir.passes import naming
 from yolomlir.passes.base import Pass, PassContext
-from yolomlir.passes.outlining import ENTRY, FAMILY, functions, operations, producer
+from yolomlir.passes.outlining import ENTRY, FAMILY, convolution, functions, operations, producer
 
 from yolomlir.bindings import ir
 from yolomlir.diagnostics import UnsupportedError, UserError
@@ -154,8 +154,7 @@ def _by_rule(function: ir.Operation, target: Target, precision: str) -> ir.Attri
 
 def conv_shape(function: ir.Operation) -> ConvShape:
     """The implicit GEMM of a `conv2d` function at the `yolo` level; of others the first one."""
-    ops = operations(function.regions[0].blocks[0])
-    return _geometry(next(op for op in ops if op.name == "yolo.conv2d"))
+    return _geometry(convolution(function.regions[0].blocks[0]))
 
 
 def inner_shape(conv: ir.Operation) -> ConvShape:

@@ -19,12 +19,13 @@ from yolomlir.passes.outlining import (
     functions,
     operations,
     producer,
+    require_grouped,
     users,
+    weight_index,
 )
 from yolomlir.passes.placement import Placement
 
 from yolomlir.bindings import ir
-from yolomlir.diagnostics import UserError
 from yolomlir.remarks import remark
 
 _READS = ("yolo.concat", "yolo.upsample")
@@ -87,7 +88,7 @@ class ConcatViews(Pass):
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Leave only views between the dispatches of `@main`."""
         block = entry_block(module)
-        _check(block)
+        require_grouped(block, ("yolo.slice", *_READS))
         _move_slices_up(block)
         work = _Rewriter(module)
         work.materialise_upsamples()
@@ -98,17 +99,6 @@ class ConcatViews(Pass):
         kept = [op for op in operations(block) if op.name in ("yolo.concat", "yolo.slice")]
         context.count(self, "views", len(kept))
         erase_unused_functions(module)
-
-
-def _check(block: ir.Block) -> None:
-    allowed = ("yolo.weight", "yolo.slice", *_READS, "func.return")
-    for op in operations(block):
-        if op.name not in allowed and not yolo.is_dispatch(op):
-            raise UserError(
-                f"'{op.name}' is in no dispatch",
-                where=yolo.layer_of(op.location),
-                hint="run yolo-conv-epilogue-fusion and yolo-form-dispatches first",
-            )
 
 
 def _move_slices_up(block: ir.Block) -> None:
@@ -182,9 +172,7 @@ class _Rewriter:
         if not yolo.is_dispatch(op) or family_of(op, self._table) != naming.CONV2D:
             return False
         body = self._table[yolo.callee(op)].regions[0].blocks[0]
-        conv = next(inner for inner in operations(body) if inner.name == "yolo.conv2d")
-        weight = next(i for i, a in enumerate(body.arguments) if a == conv.operands[1])
-        return index < weight
+        return index < weight_index(body)
 
     def materialise_upsamples(self) -> None:
         """Make a dispatch of each upsampling that something other than a convolution reads."""

@@ -13,6 +13,7 @@ from yolomlir.passes.base import Pass, PassContext
 from yolomlir.passes.fuse_pointwise import VIEWS, tile_objection
 from yolomlir.passes.outlining import (
     Outliner,
+    convolution,
     dispatches,
     entry_block,
     erase_unused_functions,
@@ -22,6 +23,7 @@ from yolomlir.passes.outlining import (
     operations,
     precision_of,
     producer,
+    require_grouped,
     users,
 )
 from yolomlir.passes.placement import Placement, overlap
@@ -128,6 +130,7 @@ class FuseBottlenecks(Pass):
             )
         if context.target.kind != "gpu":
             return
+        require_grouped(entry_block(module), (*VIEWS, "yolo.upsample"))
         table = functions(module)
         pairs: list[tuple[ir.Operation, ir.Operation]] = []
         placement = Placement(entry_block(module))
@@ -183,7 +186,7 @@ def _pair_of(call: ir.Operation, table: dict[str, ir.Operation]) -> ir.Operation
     if family_of(call, table) not in (naming.CONV2D, naming.CHAIN):
         return None
     body = table[yolo.callee(call)].regions[0].blocks[0]
-    conv = _convolution(body)
+    conv = convolution(body)
     if not _is_plain(conv) or conv.operands[0] != body.arguments[0]:
         return None
     first = producer(call.operands[0])
@@ -191,15 +194,11 @@ def _pair_of(call: ir.Operation, table: dict[str, ir.Operation]) -> ir.Operation
         return None
     inner = table[yolo.callee(first)].regions[0].blocks[0]
     known = all(op.name in _ABSORBED for op in operations(inner)[:-1])
-    before = _convolution(inner)
+    before = convolution(inner)
     multiplied = _element(before.operands[1])
     alike = multiplied == _element(conv.operands[1])
     alike = alike and all(_element(v) == multiplied for v in (first.results[0], *_read(first)))
     return first if known and alike and _is_plain(before) else None
-
-
-def _convolution(body: ir.Block) -> ir.Operation:
-    return next(op for op in operations(body) if op.name == "yolo.conv2d")
 
 
 def _is_plain(conv: ir.Operation) -> bool:
@@ -231,7 +230,7 @@ def _shape(first: ir.Operation, second: ir.Operation) -> ChainShape:
     from yolomlir.passes.assign_tiles import chain_shape, conv_shape, inner_shape
 
     rest = chain_shape(second)
-    inner = inner_shape(_convolution(second.regions[0].blocks[0]))
+    inner = inner_shape(convolution(second.regions[0].blocks[0]))
     return replace(
         rest,
         first=conv_shape(first),

@@ -12,6 +12,7 @@ from yolomlir.passes import naming
 from yolomlir.passes.base import Pass, PassContext
 from yolomlir.passes.outlining import (
     Outliner,
+    convolution,
     dispatches,
     entry_block,
     erase_unused_functions,
@@ -21,7 +22,9 @@ from yolomlir.passes.outlining import (
     operations,
     precision_of,
     producer,
+    require_grouped,
     users,
+    weight_index,
 )
 from yolomlir.passes.placement import Placement, overlap
 
@@ -127,6 +130,7 @@ class FusePointwise(Pass):
         self.require_positive("max_stages", "max_first_k", "max_pixels", "max_weight_kib")
         if context.target.kind != "gpu":
             return
+        require_grouped(entry_block(module), (*VIEWS, "yolo.upsample"))
         graph = _Graph(module)
         for call in graph.calls:
             reason = self._try_to_join(call, graph, context.target)
@@ -265,7 +269,7 @@ class _Graph:
 
     def convolution(self, call: ir.Operation) -> ir.Operation:
         """The convolution of a `conv2d` dispatch."""
-        return next(op for op in operations(self.body(call)) if op.name == "yolo.conv2d")
+        return convolution(self.body(call))
 
     def is_pointwise(self, call: ir.Operation) -> bool:
         """Whether a dispatch is a 1x1 convolution of stride 1 that reads nothing enlarged."""
@@ -295,9 +299,7 @@ class _Graph:
 
     def sources(self, call: ir.Operation) -> list[ir.Value]:
         """The operands that a dispatch's convolution reads."""
-        body, conv = self.body(call), self.convolution(call)
-        weight = next(i for i, a in enumerate(body.arguments) if a == conv.operands[1])
-        return list(call.operands)[:weight]
+        return list(call.operands)[: weight_index(self.body(call))]
 
     def convolutions_read(self, call: ir.Operation) -> list[ir.Operation]:
         """The dispatches that a convolution reads from and that can be in a chain, latest first."""

@@ -24,11 +24,29 @@ def functions(module: ir.Module) -> dict[str, ir.Operation]:
 
 
 def entry_block(module: ir.Module) -> ir.Block:
-    """The body of `@main`. Raises UserError where there is none."""
+    """The body of `@main`: one block, of tensors. Raises UserError where there is none such."""
     main = functions(module).get(ENTRY)
     if main is None or not len(main.regions[0].blocks):
         raise UserError(f"the module has no function @{ENTRY} with a body")
-    return main.regions[0].blocks[0]
+    if len(main.regions[0].blocks) > 1:
+        raise UserError(f"@{ENTRY} has control flow; a network is one block")
+    block = main.regions[0].blocks[0]
+    for index, argument in enumerate(block.arguments):
+        if not isinstance(argument.type, ir.RankedTensorType):
+            raise UserError(f"argument {index} of @{ENTRY} is {argument.type}; expected a tensor")
+    return block
+
+
+def require_grouped(block: ir.Block, views: Sequence[str]) -> None:
+    """Raise UserError for an op that is neither a dispatch, a weight nor one of these views."""
+    allowed = ("yolo.weight", "func.return", *views)
+    for op in operations(block):
+        if op.name not in allowed and not yolo.is_dispatch(op):
+            raise UserError(
+                f"'{op.name}' is in no dispatch",
+                where=yolo.layer_of(op.location),
+                hint="run yolo-conv-epilogue-fusion and yolo-form-dispatches first",
+            )
 
 
 def operations(block: ir.Block) -> list[ir.Operation]:
@@ -76,6 +94,29 @@ def family_of(call: ir.Operation, table: dict[str, ir.Operation]) -> str:
     """The family of the function that a dispatch calls; "" where it has none."""
     function = table[yolo.callee(call)]
     return yolo.string(function, FAMILY) if FAMILY in function.attributes else ""
+
+
+def convolution(body: ir.Block) -> ir.Operation:
+    """The first convolution of a function's body. Raises UserError where there is none."""
+    for op in operations(body):
+        if op.name == "yolo.conv2d":
+            return op
+    owner = body.owner.operation
+    name, family = yolo.string(owner, "sym_name"), yolo.string(owner, FAMILY)
+    raise UserError(f"@{name} is of the family '{family}' and has no yolo.conv2d")
+
+
+def weight_index(body: ir.Block) -> int:
+    """The operand of a convolution's dispatch that is its weight; those before it are sources.
+
+    Raises UserError where the weight is no operand.
+    """
+    weight = convolution(body).operands[1]
+    for index, argument in enumerate(body.arguments):
+        if argument == weight:
+            return index
+    name = yolo.string(body.owner.operation, "sym_name")
+    raise UserError(f"the weight of @{name}'s convolution is none of its arguments")
 
 
 Builder = Callable[[Sequence[ir.Value]], ir.Value | Sequence[ir.Value]]
@@ -191,12 +232,18 @@ def clone_ops(ops: Iterable[ir.Operation], mapping: dict[ir.Value, ir.Value]) ->
 
 
 def erase_unused_functions(module: ir.Module) -> int:
-    """Erase the private functions that no dispatch of `@main` calls; how many they were."""
-    called = {yolo.callee(call) for call in yolo.ops_in(module, "func.call")}
-    unused = [op for name, op in functions(module).items() if name not in called | {ENTRY}]
+    """Erase the private functions that nothing calls, but for `@main`; how many they were."""
+    calls = [op for op in yolo.ops_in(module, "func.call") if op.name == "func.call"]
+    kept = {yolo.callee(call) for call in calls} | {ENTRY}
+    unused = [op for name, op in functions(module).items() if name not in kept and _is_private(op)]
     for op in unused:
         op.erase()
     return len(unused)
+
+
+def _is_private(function: ir.Operation) -> bool:
+    attributes = function.attributes
+    return "sym_visibility" in attributes and yolo.string(function, "sym_visibility") == "private"
 
 
 def _unique(name: str, taken: set[str]) -> str:

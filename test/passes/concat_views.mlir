@@ -196,3 +196,21 @@ func.func private @reader(%c: !c, %w: !w) -> !t attributes {yolo.family = "conv2
       groups = 1 : i64} : (!c, !w) -> !t
   return %0 : !t
 }
+
+// -----
+
+// A private function that nothing calls goes; a public one is somebody else's.
+// CHECK-LABEL: func.func @main
+// CHECK: func.func @other
+// CHECK-NOT: @unused
+!t = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+func.func @main(%x: !t) -> !t {
+  return %x : !t
+}
+func.func @other(%x: !t) -> !t {
+  return %x : !t
+}
+func.func private @unused(%x: !t) -> !t attributes {yolo.family = "elementwise"} {
+  %0 = "yolo.silu"(%x) : (!t) -> !t
+  return %0 : !t
+}
