@@ -15,8 +15,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` when the block ends, and vanishes if it raises.
 
     A reader, another writer or a kill at any moment sees the old content or the new one. The folder
-    must be there. Raises OSError as `open` does.
+    must be there. A link stays one: the file it names is replaced. Raises OSError as `open` does.
     """
+    path = Path(os.path.realpath(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -178,6 +179,41 @@ def test_a_reader_that_goes_away_is_no_error(photo, checkpoint_file) -> None:
         assert process.wait(60) == 0
 
 
+def test_what_is_written_goes_on_without_the_reader_of_the_table(
+    tmp_path, photo, checkpoint_file
+) -> None:
+    output, folder = tmp_path / "out.json", tmp_path / "out"
+    command = [sys.executable, "-m", "yolomlir", "predict", checkpoint_file, *[photo] * 8, *ALL]
+    command += ["--json", output, "--save", folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0
+    assert len(json.loads(output.read_text())) == 8
+    assert len(list(folder.iterdir())) == 8
+
+
+def test_a_full_disk_keeps_what_was_done_and_no_half_picture(
+    capsys, tmp_path, photo, checkpoint_file, monkeypatch
+) -> None:
+    whole, saved = Image.Image.save, []
+
+    def save(self, file, *rest, **options):
+        saved.append(file)
+        if len(saved) == 2:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole(self, file, *rest, **options)
+
+    monkeypatch.setattr(Image.Image, "save", save)
+    output, folder = tmp_path / "out.json", tmp_path / "out"
+    arguments = [checkpoint_file, photo, photo, *ALL, "--json", output, "--save", folder]
+    assert main(["predict", *map(str, arguments)]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert len(json.loads(output.read_text())) == 2
+    assert len(list(folder.iterdir())) == 1
+
+
 def test_interruption_keeps_what_was_done(
     capsys, tmp_path, photo, checkpoint_file, monkeypatch
 ) -> None:
@@ -204,6 +240,20 @@ def test_ctrl_c_ends_it_in_one_line(photo, checkpoint_file) -> None:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == "yolomlir: interrupted\n"
+
+
+def test_termination_keeps_what_was_done(tmp_path, photo, checkpoint_file) -> None:
+    output = tmp_path / "out.json"
+    command = [sys.executable, "-m", "yolomlir", "predict", checkpoint_file, *[photo] * 5000, *ALL]
+    command += ["--json", output]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        process.stdout.readline()  # it is at work now
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert err == "yolomlir: terminated\n"
+    assert json.loads(output.read_text())
 
 
 # ---- the start ----------------------------------------------------------------------------------

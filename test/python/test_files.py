@@ -10,6 +10,16 @@ import pytest
 from yolomlir.files import replacing
 
 
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    with replacing(link) as file:
+        file.write(b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
 def test_the_new_content_takes_the_place_of_the_old(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")

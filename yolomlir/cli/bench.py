@@ -104,13 +104,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, result: BenchmarkResult) -> None:
-    print_benchmark(console(), result)
     if args.json:
         write_json(args.json, result.to_dict())
     if args.markdown:
         write_text(args.markdown, markdown(result))
     if args.plot:
         plot(result, args.plot)
+    print_benchmark(console(), result)  # last: its reader may go away
 
 
 def _write_onnx(path: str, graph: Graph, info: ModelInfo) -> None:

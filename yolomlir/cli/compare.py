@@ -92,9 +92,9 @@ def run(args: argparse.Namespace) -> int:
         finally:
             if isinstance(other, ProgramSubject):
                 other.model.close()
-    _print(console(), result, every=args.all)
     if args.json:
         write_json(args.json, {**result.to_dict(), "environment": environment()})
+    _print(console(), result, every=args.all)  # last: its reader may go away
     return 0 if result.agrees else 1
 
 

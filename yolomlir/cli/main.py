@@ -10,13 +10,14 @@ import difflib
 import importlib
 import importlib.util
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol, cast
 
 from yolomlir import __version__
+from yolomlir.cli.progress import discard_output
 from yolomlir.diagnostics import InternalError, YolomlirError
+from yolomlir.interrupts import TerminatedError, termination_raises
 
 COMMANDS = {
     "predict": "detect objects in images, folders, globs, URLs, videos, cameras and streams",
@@ -32,7 +33,7 @@ COMMANDS = {
 }
 """Every subcommand, `yolomlir/cli/NAME.py`, and what it is for."""
 
-EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 
 
 class _Command(Protocol):
@@ -88,25 +89,33 @@ def command(name: str) -> _Command:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line.
 
-    Exit code 0: done; 1: a bug, or done in part; 2: a user's error; 130: interrupted.
+    Exit code 0: done; 1: a bug, or done in part; 2: a user's error; 130: interrupted; 143:
+    terminated.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _print_anything()
     try:
-        code = _run(arguments)
+        with termination_raises():
+            code = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader went away (`yolomlir … | head`): nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 0
-    except KeyboardInterrupt:
-        print("yolomlir: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:
+        code = interruption_code(error)
+        said = "terminated" if code == EXIT_TERMINATED else "interrupted"
+        print(f"yolomlir: {said}", file=sys.stderr)
+        return code
     except Exception as error:
         if "--traceback" in arguments:
             raise
         return _report(error)
     return code
+
+
+def interruption_code(error: KeyboardInterrupt) -> int:
+    """The exit code after Ctrl-C or SIGTERM."""
+    return EXIT_TERMINATED if isinstance(error, TerminatedError) else EXIT_INTERRUPTED
 
 
 def _run(arguments: list[str]) -> int:

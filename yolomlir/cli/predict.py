@@ -18,8 +18,9 @@ from yolomlir.cli.options import (
     whole,
 )
 from yolomlir.cli.progress import progress_bar
-from yolomlir.cli.report import Report, complain, is_stream
+from yolomlir.cli.report import Report, complain
 from yolomlir.diagnostics import UserError
+from yolomlir.evaluate.outputs import check_writable
 from yolomlir.results import DEFAULT_CONFIDENCE
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="detect objects in images, folders, globs, URLs, videos, cameras and streams",
         description="Detect objects. Prints a table, or a line a frame of a camera or stream; "
         "writes JSON and annotated images on request. "
-        "Exit code: 0, 1 when some source could not be read, 2 when none could, 130 after Ctrl-C.",
+        "Exit code: 0, 1 when some source could not be read, 2 when none could, 130 after Ctrl-C, "
+        "143 after SIGTERM; both keep what was done.",
     )
     parser.add_argument(
         "weights", help="a .safetensors, .pt or .ylm file, or a model name such as yolo26n"
@@ -116,7 +118,7 @@ def predict(
     live: bool = False,
 ) -> int:
     """Predict and report as `args` asks; shared with `demo`."""
-    from yolomlir.cli.main import EXIT_INTERRUPTED
+    from yolomlir.cli.main import interruption_code
     from yolomlir.vision.live import exit_without_waiting
 
     report = Report(args.json, args.save, live=live)
@@ -131,10 +133,14 @@ def predict(
         try:
             for result in results:
                 report.add(result)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             report.finish()  # an hour of video is not lost to Ctrl-C
             results.close()
-            exit_without_waiting(EXIT_INTERRUPTED)
+            exit_without_waiting(interruption_code(error))
+            raise
+        except Exception:
+            if report.results:
+                report.finish()  # nor to a full disk
             raise
         report.finish()
     code = 0 if not report.failed else 1 if report.results else 2
@@ -198,10 +204,8 @@ def _os_error(error: OSError, where: object) -> UserError:
 
 def check_outputs(args: argparse.Namespace) -> None:
     """Fail before the work, not after it, when an output cannot be written."""
-    if args.json and args.json != "-" and not is_stream(args.json):
-        from yolomlir.evaluate.outputs import check_writable
-
-        check_writable(args.json)
+    if args.json != "-":
+        check_writable(args.json or None)
     if args.save:
         try:
             args.save.mkdir(parents=True, exist_ok=True)

@@ -58,10 +58,6 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.json, args.markdown, args.trace, args.roofline)
     before = load_profile(args.against) if args.against else None
     found = load_profile(args.model) if Path(args.model).suffix == ".json" else _measure(args)
-    out = console()
-    print_profile(out, found, every=args.all)
-    if before is not None:
-        print_comparison(out, before, found, every=args.all)
     if args.json:
         write_json(args.json, found.to_dict())
     if args.markdown:
@@ -70,6 +66,10 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.trace, chrome_trace(found))
     if args.roofline:
         roofline(found, args.roofline)
+    out = console()  # last: its reader may go away
+    print_profile(out, found, every=args.all)
+    if before is not None:
+        print_comparison(out, before, found, every=args.all)
     return 0
 
 

@@ -6,6 +6,7 @@ has to be drawn.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -61,6 +62,11 @@ def _bars() -> Any:
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console(stderr=True), transient=True)
+
+
+def discard_output() -> None:
+    """Print to nowhere: the reader went away (`yolomlir … | head`), nothing can be said to it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 import statistics
 import sys
 from collections import Counter, deque
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from yolomlir.cli.progress import console
+from yolomlir.cli.progress import console, discard_output
 from yolomlir.diagnostics import UserError
-from yolomlir.files import replacing
+from yolomlir.evaluate.outputs import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +45,8 @@ class Report:
         """Report one result, or what could not be read."""
         if isinstance(result, UserError):
             self.failed += 1
-            self._end_live()
+            with self._printing():
+                self._end_live()
             complain(result)
             return
         self.results += 1
@@ -54,18 +54,30 @@ class Report:
         if self._json:
             self._json.add(result.to_dict(), live)
         saved = f"saved {self._saver.save(result)}" if self._saver else ""
-        if live:
-            self._print_live(result, saved)
-            return
-        _print_table(self._console, result)
-        if saved:
-            self._line(f"  {saved}")
+        with self._printing():
+            if live:
+                self._print_live(result, saved)
+                return
+            _print_table(self._console, result)
+            if saved:
+                self._line(f"  {saved}")
 
     def finish(self) -> None:
         """Write what is written last."""
-        self._end_live()
+        with self._printing():
+            self._end_live()
         if self._json:
             self._json.finish()
+
+    @contextmanager
+    def _printing(self) -> Iterator[None]:
+        """What else is asked for goes on where the reader of what is printed went away."""
+        try:
+            yield
+        except BrokenPipeError:
+            if self._console.stderr or not (self._json or self._saver):
+                raise
+            discard_output()
 
     def _line(self, text: str) -> None:
         # Not by rich, which takes longer than a frame has, and says it again after a Ctrl-C.
@@ -142,7 +154,7 @@ class _Json:
         if self._file == "-":
             sys.stdout.write(text)
         else:
-            _replace_file(self._file, text)
+            write_text(self._file, text)
 
     def _write_lines(self) -> None:
         """Write what there is; the file is opened with the first line, not for a run that fails."""
@@ -165,27 +177,6 @@ class _Json:
 def complain(error: UserError) -> None:
     """Say on one line of stderr what could not be read."""
     print(f"yolomlir: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
-
-
-def is_stream(path: str) -> bool:
-    """Whether it is a pipe or device, which is written once and not replaced."""
-    try:
-        return not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path)
-    except OSError:
-        return False
-
-
-def _replace_file(path: str, text: str) -> None:
-    """Write a file whole or not at all: an older one stays until the new one is complete."""
-    target = Path(path)
-    try:
-        if is_stream(path):
-            target.write_text(text, encoding="utf-8")
-            return
-        with replacing(target) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", where=path) from error
 
 
 def _saver(folder: Path) -> Any:

@@ -19,6 +19,7 @@ from yolomlir.cli.options import add_level_option, image_size
 from yolomlir.cli.progress import console
 from yolomlir.compiler import PRECISIONS, CompileOptions
 from yolomlir.diagnostics import UserError
+from yolomlir.evaluate.outputs import check_writable, write_text
 from yolomlir.frontend.checkpoint import load_checkpoint
 from yolomlir.frontend.download import resolve_weights
 from yolomlir.target import TARGETS
@@ -86,6 +87,10 @@ def run(args: argparse.Namespace) -> int:
     from yolomlir.autotune.session import tune
     from yolomlir.autotune.workload import collect
 
+    if args.predict and args.table is None:
+        raise UserError("--predict has no result but a table", hint="add --table FILE")
+    check_writable(args.report, args.plot, args.table)
+    check_writable(args.fit if str(args.fit) != "-" else None)
     target = args.target if args.predict else _target(args.target)
     height, width = args.imgsz
     options = CompileOptions(
@@ -102,30 +107,28 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if builder is not None:
             builder.close()
-    out = console()
-    out.print(report.rich_table(result), highlight=False)
-    for line in report.summary(result):
-        out.print(line, highlight=False)
     if args.report:
         as_json = args.report.suffix == ".json"
-        _write(args.report, report.as_json(result) if as_json else report.markdown(result))
+        write_text(args.report, report.as_json(result) if as_json else report.markdown(result))
     if args.plot:
         report.plot(result, args.plot)
     if args.table:
         result.table().save(args.table)
+    out = console()  # last: its reader may go away
+    out.print(report.rich_table(result), highlight=False)
+    for line in report.summary(result):
+        out.print(line, highlight=False)
     if args.fit:
         _fit(target, result.device, workload.precision, args.fit)
     return 0
 
 
-def _predict(workload: Workload, path: Path | None) -> int:
+def _predict(workload: Workload, path: Path) -> int:
     """Write the model's choice, beside what a table at that path already has."""
     from yolomlir.autotune.build import ProcessBuilder
     from yolomlir.autotune.prediction import predicted_table
     from yolomlir.autotune.tables import load_table
 
-    if path is None:
-        raise UserError("--predict has no result but a table", hint="add --table FILE")
     builder = ProcessBuilder()
     try:
         found = predicted_table(workload, builder)
@@ -155,19 +158,12 @@ def _fit(target: str, device: str, precision: str, file: Path) -> None:
     from yolomlir.autotune.database import Database
 
     constants, quality = calibrate(Database.open(target, device), precision)
-    console().print(str(quality), highlight=False)
     text = constants_text(constants, device, quality)
+    if str(file) != "-":
+        write_text(file, text)
+    console().print(str(quality), highlight=False)
     if str(file) == "-":
         console().print(text, highlight=False)
-    else:
-        _write(file, text)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", where=str(path)) from error
 
 
 @contextmanager

@@ -7,15 +7,14 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from yolomlir.api import Model, compile
 from yolomlir.cli.options import add_compile_options, add_device_option, device_target
-from yolomlir.cli.progress import progress_bar
+from yolomlir.cli.progress import console, progress_bar
 from yolomlir.compiler import CompileOptions
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.class_map import CLASS_MAPS
 from yolomlir.evaluate.coco import CONFIDENCE, EvaluationSettings
+from yolomlir.evaluate.outputs import check_writable
 from yolomlir.evaluate.val import model_digest, run_val
 from yolomlir.frontend.download import resolve_weights
 from yolomlir.settings import settings
@@ -115,14 +114,14 @@ def run(args: argparse.Namespace) -> int:
             split=args.split,
             progress=progress,
         )
-    result.print(Console(), by_class=args.by_class)
     if args.json:
         result.write_json(args.json)
     if args.save_json:
         result.write_detections(args.save_json)
-    if args.plots:
-        for path in result.plot(args.plots):
-            print(f"saved {path}")
+    plots = result.plot(args.plots) if args.plots else []
+    result.print(console(), by_class=args.by_class)  # last: its reader may go away
+    for path in plots:
+        print(f"saved {path}")
     return 1 if result.unreadable else 0
 
 
@@ -139,12 +138,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
     for source in filter(None, (args.data, args.images, args.annotations)):
         if not Path(source).expanduser().exists():
             raise UserError("no such file or folder", where=source)
-    for output in filter(None, (args.json, args.save_json)):
-        try:
-            with open(output, "a", encoding="utf-8"):
-                pass
-        except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", where=output) from error
+    check_writable(args.json, args.save_json)
     _protocol(args).check()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from yolomlir.diagnostics import UserError
+from yolomlir.files import replacing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 def check_writable(*paths: str | os.PathLike[str] | None) -> None:
     """Fail before the work, not after it, when a file cannot be written. None is skipped."""
     for path in paths:
-        if path is None:
+        if path is None or is_stream(path):
             continue
         existed = Path(path).exists()
         try:
@@ -37,11 +39,35 @@ def write_json(path: str | os.PathLike[str], data: Any) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write text. Raises UserError where the file cannot be written."""
+    """Write a file whole or not at all: an older one stays until the new one is complete.
+
+    A pipe or device is written as it is. Raises UserError where the file cannot be written.
+    """
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        if is_stream(path):
+            Path(path).write_text(text, encoding="utf-8")
+            return
+        _replace(Path(path), text)
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror}", where=path) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except PermissionError:
+        if not path.exists():
+            raise
+        path.write_text(text, encoding="utf-8")  # a folder where files may change, not come or go
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Whether it is a pipe or device, which is written once and not replaced."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path)
+    except OSError:
+        return False
 
 
 def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.environment import environment
+from yolomlir.evaluate.outputs import write_json, write_text
 from yolomlir.evaluate.scoring import ClassScore
 
 _MEANINGS = {
@@ -82,11 +83,11 @@ class EvaluationResult:
 
     def write_json(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict` to a file. Raises UserError when it cannot be written."""
-        _write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
+        write_json(path, self.to_dict())
 
     def write_detections(self, path: str | os.PathLike[str]) -> None:
         """Write the detections in COCO's results format. Raises UserError as `write_json`."""
-        _write_text(path, json.dumps(self.detections) + "\n")
+        write_text(path, json.dumps(self.detections) + "\n")
 
     def print(self, console: Console, *, by_class: bool = False) -> None:
         """Print settings, figures and warnings."""
@@ -172,11 +173,6 @@ def _axes(figure: Any, title: str) -> Any:
     axes.set(title=title, xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     return axes
-
-
-def _write_text(path: str | os.PathLike[str], text: str) -> None:
-    with _writing(path):
-        Path(path).write_text(text, encoding="utf-8")
 
 
 @contextmanager

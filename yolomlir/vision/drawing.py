@@ -172,6 +172,10 @@ def _save_new(image: Image.Image, folder: Path, stem: str, suffix: str) -> Path:
         except FileExistsError:
             number += 1
             continue
-        with file:
-            image.save(file, format="JPEG" if suffix == ".jpg" else "PNG", quality=92)
+        try:
+            with file:
+                image.save(file, format="JPEG" if suffix == ".jpg" else "PNG", quality=92)
+        except BaseException:
+            path.unlink(missing_ok=True)  # half a picture, of a full disk or Ctrl-C
+            raise
         return path
