@@ -5,16 +5,20 @@ The definition (`yolo.irdl.mlir`) checks kinds alone. Every message names the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from yolomlir.dialects.layout import Layout
 from yolomlir.dialects.reading import (
+    callee,
     element_of,
     integer,
     integers,
+    is_dispatch,
     layer_of,
     ops_in,
+    real,
     shape_of,
     string,
 )
@@ -36,6 +40,7 @@ _VERIFIERS: dict[str, tuple[_Verifier, tuple[str, ...]]] = {}
 _ELEMENTS = ("f32", "f16", "ui8")
 """Element types of the dialect; `ui8` is an image's."""
 _MOST_DIMENSIONS = 4
+_PRECISIONS = ("fp32", "tf32", "fp16")
 
 
 def _verifier(name: str, *attributes: str) -> Callable[[_Verifier], _Verifier]:
@@ -69,18 +74,27 @@ def verify_op(op: ir.Operation) -> None:
 
 
 def faults(module: ir.Module | ir.Operation) -> Iterator[tuple[ir.Operation, UserError]]:
-    """Every `yolo` op that breaks a rule, in order, with the first rule that it breaks.
+    """Every op that breaks a rule of the dialect, in order, with the first rule that it breaks.
 
-    Besides what `verify_op` checks, all `yolo.weight`s of one name have one type: it says in which
-    order the store keeps the tensor.
+    Besides what `verify_op` checks: all `yolo.weight`s of one name have one type, which says in
+    which order the store keeps the tensor; a dispatch calls a function with a body; a function with
+    a family has a body and results; `@main` is public; the module's precision is one that there is.
     """
+    root = module.operation if isinstance(module, ir.Module) else module
+    bodies = {string(op, "sym_name"): len(op.regions[0].blocks) for op in ops_in(root, "func.func")}
     weights: dict[str, ir.Type] = {}
-    for op in ops_in(module):
+    for op in (root, *ops_in(root, "")):
         try:
             verify_op(op)
             if op.name == "yolo.weight":
                 name, type_ = string(op, "name"), op.results[0].type
                 _expect(op, f"type of '{name}'", weights.setdefault(name, type_), type_)
+            elif op.name == "builtin.module":
+                _module(op)
+            elif op.name == "func.func":
+                _function(op)
+            elif is_dispatch(op):
+                _dispatch(op, bodies)
         except UserError as error:
             yield op, error
 
@@ -89,6 +103,35 @@ def verify(module: ir.Module | ir.Operation) -> None:
     """Check every `yolo` op of a module, as `faults` does. Raises UserError for the first fault."""
     for _, error in faults(module):
         raise error
+
+
+def _module(op: ir.Operation) -> None:
+    if "yolo.precision" not in op.attributes:
+        return
+    given = op.attributes["yolo.precision"]
+    if not isinstance(given, ir.StringAttr) or given.value not in _PRECISIONS:
+        _fail(op, f"has yolo.precision = {given}; expected one of {', '.join(_PRECISIONS)}")
+
+
+def _function(op: ir.Operation) -> None:
+    """`@main` is public: it is what the module is for. A function with a family is a kernel."""
+    name = string(op, "sym_name")
+    if name == "main" and "sym_visibility" in op.attributes and len(op.regions[0].blocks):
+        _expect(op, "visibility of @main", "public", string(op, "sym_visibility"))
+    if "yolo.family" not in op.attributes:
+        return
+    family = op.attributes["yolo.family"]
+    if not isinstance(family, ir.StringAttr):
+        _fail(op, f"@{name} has yolo.family = {family}; expected a string")
+    if not len(op.regions[0].blocks):
+        _fail(op, f"@{name} has a family and no body")
+    if not ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value).results:
+        _fail(op, f"@{name} has a family and no result: there is nothing for a kernel to compute")
+
+
+def _dispatch(op: ir.Operation, bodies: Mapping[str, int]) -> None:
+    if not bodies.get(callee(op)):
+        _fail(op, f"is a dispatch of @{callee(op)}, which has no body")
 
 
 def _tensors(op: ir.Operation) -> None:
@@ -137,6 +180,11 @@ def _same_element(op: ir.Operation, values: Sequence[ir.Value]) -> None:
     elements = list(dict.fromkeys(element_of(v) for v in values))
     if len(elements) > 1:
         _fail(op, f"mixes element types {', '.join(elements)}; only conv2d and normalize convert")
+
+
+def _finite(op: ir.Operation, name: str) -> None:
+    if not math.isfinite(real(op, name)):
+        _fail(op, f"{name} is {real(op, name)}; expected a number")
 
 
 def _floating(op: ir.Operation, value: ir.Value) -> None:
@@ -190,6 +238,9 @@ def _(op: ir.Operation) -> None:
 @_verifier("normalize", "scale")
 def _(op: ir.Operation) -> None:
     _four_dimensional(op, [op.operands[0]])
+    _finite(op, "scale")
+    if element_of(op.operands[0]) not in ("ui8", "f32"):
+        _fail(op, f"image has elements of {element_of(op.operands[0])}; expected ui8 or f32")
     _expect(op, "result shape", shape_of(op.operands[0]), shape_of(op.results[0]))
     _expect(op, "result element type", "f32", element_of(op.results[0]))
     _same_layout(op, [op.operands[0], op.results[0]])
@@ -230,6 +281,7 @@ def _(op: ir.Operation) -> None:
     ):
         _expect(op, f"{name} shape", [channels], shape_of(value))
         _expect(op, f"{name} element type", "f32", element_of(value))
+    _finite(op, "epsilon")
     _floating(op, op.operands[0])
     _expect(op, "result type", op.operands[0].type, op.results[0].type)
 
@@ -301,6 +353,7 @@ def _(op: ir.Operation) -> None:
     _floating(op, op.operands[0])
     x = shape_of(op.operands[0])
     heads, key_dim, head_dim = (integer(op, a) for a in ("heads", "key_dim", "head_dim"))
+    _finite(op, "scale")
     if min(heads, key_dim, head_dim) < 1:
         _fail(op, f"heads, key_dim, head_dim are {heads}, {key_dim}, {head_dim}; at least 1 each")
     _expect(op, "input channels", heads * (2 * key_dim + head_dim), x[1])

@@ -22,6 +22,8 @@ _PARAMETERS = {
     "yolo.merge_detections": ("stride",),
 }
 """Attributes of ops that a code generator wants and linalg does not show; kept on the function."""
+_KEPT = ("yolo.weight", "func.call", "func.return")
+"""Ops of a calling function that stay, with physical types."""
 _CHANNELS = 3
 """The channel dimension of a physical activation."""
 
@@ -84,7 +86,7 @@ def _lower_function(function: ir.Operation) -> None:
     try:
         parsed = ir.Module.parse(text)
     except ir.MLIRError as error:
-        name = ir.StringAttr(function.attributes["sym_name"]).value
+        name = yolo.string(function, "sym_name")
         raise InternalError(f"the linalg form does not parse: {error}", where=name) from error
     lowered = parsed.body.operations[0].operation
     for key in function.attributes:
@@ -98,7 +100,9 @@ def _lower_function(function: ir.Operation) -> None:
     function.erase()
 
 
-def _physical_type(type_: ir.Type) -> ir.Type:
+def _physical_type(type_: ir.Type, where: str) -> ir.Type:
+    if not isinstance(type_, ir.RankedTensorType):
+        raise UserError(f"{type_} is not a ranked tensor", where=where)
     element = ir.Type.parse(element_text(type_))
     return ir.RankedTensorType.get(physical_shape(type_), element)
 
@@ -107,9 +111,9 @@ def _lower_caller(function: ir.Operation) -> None:
     """Rebuild a function that only calls dispatches, with physical types."""
     source = function.regions[0].blocks[0]
     returned = source.operations[len(source.operations) - 1].operation
-    arguments = [_physical_type(a.type) for a in source.arguments]
-    results = [_physical_type(v.type) for v in returned.operands]
-    name = ir.StringAttr(function.attributes["sym_name"]).value
+    name = yolo.string(function, "sym_name")
+    arguments = [_physical_type(a.type, name) for a in source.arguments]
+    results = [_physical_type(v.type, name) for v in returned.operands]
     with ir.InsertionPoint(function):
         new = func.FuncOp(name, (arguments, results), loc=function.location)
     for key in function.attributes:
@@ -129,16 +133,11 @@ def _lower_call(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
     if op.name in ("yolo.slice", "yolo.concat"):
         values[op.results[0]] = _lower_view(op, operands)
         return
-    if op.name.startswith("yolo.") and op.name != "yolo.weight":
-        raise UserError(
-            f"'{op.name}' lies in no dispatch",
-            where=yolo.layer_of(op.location),
-            hint="run yolo-form-dispatches first",
-        )
-    types = [
-        _physical_type(v.type) if isinstance(v.type, ir.RankedTensorType) else v.type
-        for v in op.results
-    ]
+    where = yolo.layer_of(op.location)
+    if op.name not in _KEPT:
+        hint = "run yolo-form-dispatches first"
+        raise UserError(f"'{op.name}' lies in no dispatch", where=where, hint=hint)
+    types = [_physical_type(v.type, where) for v in op.results]
     attributes = {key: op.attributes[key] for key in op.attributes}
     new = ir.Operation.create(
         op.name, results=types, operands=operands, attributes=attributes, loc=op.location
@@ -148,7 +147,7 @@ def _lower_call(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
 
 def _lower_view(op: ir.Operation, operands: list[ir.Value]) -> ir.Value:
     """A channel slice or concatenation of NHWC activations as `tensor` ops."""
-    result = _physical_type(op.results[0].type)
+    result = _physical_type(op.results[0].type, yolo.layer_of(op.location))
     if Layout.of(op.results[0].type) is not Layout.NHWC:
         raise UserError(
             f"'{op.name}' on {op.results[0].type}; a view is of NHWC activations",

@@ -308,3 +308,53 @@ func.func @windows_and_sizes(%x: !x) {
   %5 = "yolo.merge_detections"(%rows, %x, %x) {stride = -32 : i64} : (tensor<1x5x8xf32>, !x, !x) -> tensor<1x5x6xf32>
   return
 }
+
+// -----
+
+// Dispatches, and the functions that they call.
+!t = tensor<1x8x4x4xf32>
+// expected-error @below {{visibility of @main is private; expected public}}
+func.func private @main(%x: !t) -> !t {
+  // expected-error @below {{'func.call' is a dispatch of @declared, which has no body}}
+  %0 = func.call @declared(%x) {yolo.dispatch} : (!t) -> !t
+  return %0 : !t
+}
+func.func private @declared(!t) -> !t
+// expected-error @below {{@empty has a family and no body}}
+func.func private @empty(!t) -> !t attributes {yolo.family = "elementwise"}
+// expected-error @below {{@number has yolo.family = 5 : i32; expected a string}}
+func.func private @number(%x: !t) -> !t attributes {yolo.family = 5 : i32} {
+  return %x : !t
+}
+// expected-error @below {{@nothing has a family and no result}}
+func.func private @nothing(%x: !t) attributes {yolo.family = "elementwise"} {
+  return
+}
+
+// -----
+
+// expected-error @below {{has yolo.precision = 5 : i32; expected one of fp32, tf32, fp16}}
+module attributes {yolo.precision = 5 : i32} {}
+
+// -----
+
+// expected-error @below {{has yolo.precision = "int4"; expected one of fp32, tf32, fp16}}
+module attributes {yolo.precision = "int4"} {}
+
+// -----
+
+// Factors are numbers; an image is bytes or float32.
+!x = tensor<1x4x6x6xf32>
+!h = tensor<1x4x6x6xf16>
+!v = tensor<4xf32>
+func.func @factors(%x: !x, %h: !h, %v: !v) {
+  // expected-error @below {{scale is nan; expected a number}}
+  %0 = "yolo.normalize"(%x) {scale = 0x7FF8000000000000 : f64} : (!x) -> !x
+  // expected-error @below {{scale is inf; expected a number}}
+  %1 = "yolo.attention"(%x) {heads = 1 : i64, key_dim = 1 : i64, head_dim = 2 : i64, scale = 0x7FF0000000000000 : f64} : (!x) -> tensor<1x2x6x6xf32>
+  // expected-error @below {{epsilon is nan; expected a number}}
+  %2 = "yolo.batch_norm"(%x, %v, %v, %v, %v) {epsilon = 0x7FF8000000000000 : f64} : (!x, !v, !v, !v, !v) -> !x
+  // expected-error @below {{image has elements of f16; expected ui8 or f32}}
+  %3 = "yolo.normalize"(%h) {scale = 1.0} : (!h) -> !x
+  return
+}

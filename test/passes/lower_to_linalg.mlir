@@ -374,3 +374,19 @@ func.func private @attention_alone(%x: !x) -> !y attributes {yolo.family = "atte
   %0 = "yolo.attention"(%x) {heads = 2 : i64, key_dim = 2 : i64, head_dim = 4 : i64, scale = 5.0e-01 : f64} : (!x) -> !y
   return %0 : !y
 }
+
+// -----
+
+// Names of functions and layers are anybody's choice: they are quoted where MLIR wants it.
+
+// CHECK: func.func private @"a kernel"(%{{.*}}: tensor<1x4x4x8xf32>) -> tensor<1x4x4x8xf32>
+// CHECK: call @"a kernel"
+!t = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+func.func private @"a kernel"(%x: !t) -> !t attributes {yolo.family = "elementwise"} {
+  %0 = "yolo.silu"(%x) : (!t) -> !t loc("the \"first\" layer")
+  return %0 : !t
+}
+func.func @main(%x: !t) -> !t {
+  %0 = func.call @"a kernel"(%x) {yolo.dispatch} : (!t) -> !t
+  return %0 : !t
+}

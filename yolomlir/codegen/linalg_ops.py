@@ -62,7 +62,7 @@ class FunctionLowering:
 
     def text(self) -> str:
         """The whole `func.func` as text that parses, without its own attributes."""
-        name = ir.StringAttr(self.function.attributes["sym_name"]).value
+        name = ir.FlatSymbolRefAttr.get(yolo.string(self.function, "sym_name"))
         block = self.function.regions[0].blocks[0]
         arguments = []
         for index, argument in enumerate(block.arguments):
@@ -80,7 +80,7 @@ class FunctionLowering:
         types = ", ".join(r.type for r in results)
         names = ", ".join(r.name for r in results)
         self.writer.line(f"return {names} : {types}")
-        head = f"func.func private @{name}({', '.join(arguments)}) -> ({types}) {{"
+        head = f"func.func private {name}({', '.join(arguments)}) -> ({types}) {{"
         tail = f"}} {location_text(self.function.location)}"
         return "\n".join([head, *self.writer.lines, tail])
 
@@ -151,7 +151,9 @@ def _same(x: Tensor) -> str:
 def location_text(location: ir.Location) -> str:
     """`loc("model.3.conv")` for a location that names a layer, else as MLIR prints it."""
     layer = yolo.layer_of(location)
-    return f'loc("{layer}")' if not layer.startswith("loc(") else layer
+    if layer.startswith("loc("):
+        return layer
+    return str(ir.Location.name(layer, context=location.context))
 
 
 def element_text(type_: ir.Type) -> str:
