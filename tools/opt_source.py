@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from yolomlir.dialects import yolo
-
 from yolomlir.bindings import ir
 from yolomlir.diagnostics import UserError
 
@@ -132,9 +130,3 @@ def render(diagnostic: Diagnostic, source: Source) -> str:
     if line is None or not place.column:
         return text
     return f"{text}{line}\n{' ' * (place.column - 1)}^\n"
-
-
-def layer_in(location: ir.Location) -> str | None:
-    """The layer that a location names; None where it names none."""
-    layer = yolo.layer_of(location)
-    return None if layer.startswith("loc(") else layer

@@ -42,11 +42,6 @@ class WeightStore:
         """
         self._tensors[name] = np.ascontiguousarray(function(*(self[s] for s in sources)))
 
-    def prune(self, names: Sequence[str]) -> None:
-        """Forget every tensor but those named."""
-        keep = set(names)
-        self._tensors = {name: t for name, t in self._tensors.items() if name in keep}
-
 
 class AbstractWeights(WeightStore):
     """A store without data, for IR that came alone (`yolomlir-opt file.mlir`)."""

@@ -25,7 +25,6 @@ READ_ONLY = 8
 _ALIGNMENT = 256
 """What cudaMalloc and the arena promise for the start of a buffer."""
 
-SHARED_WINDOW = 1 << 24
 GLOBAL_BASE = 1 << 32
 """Generic addresses: shared memory below, global memory from here."""
 

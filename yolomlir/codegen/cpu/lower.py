@@ -51,8 +51,6 @@ _LLVM = (
     "convert-index-to-llvm,convert-ub-to-llvm,cse,reconcile-unrealized-casts)"
 )
 _OPTIMIZATION = 3
-KERNEL_ABI = 1
-"""Raised with every change of what a compiled kernel expects of its caller."""
 
 
 @dataclass(frozen=True)

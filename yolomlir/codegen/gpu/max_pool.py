@@ -51,15 +51,6 @@ class Window:
     rows: int
     columns: int
 
-    def contains(self, other: Window) -> bool:
-        """Whether every input of `other` is one of this window."""
-        return (
-            self.top >= other.top
-            and self.left >= other.left
-            and self.rows - self.top >= other.rows - other.top
-            and self.columns - self.left >= other.columns - other.left
-        )
-
 
 @dataclass(frozen=True)
 class MaxPool:

@@ -39,8 +39,6 @@ wait:
 mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;
 @!done bra.uni wait;
 }"""
-BULK_BYTES = 16
-"""What sizes and addresses of bulk copies are multiples of."""
 BARRIER_BYTES = 8
 """Of a barrier, and its alignment."""
 
