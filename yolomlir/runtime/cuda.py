@@ -94,6 +94,7 @@ class CudaExecutor:
         self._pinned: dict[str, PinnedArray] = {}
         self._modules: dict[str, Any] = {}
         self._events: list[Any] = []
+        self._elsewhere = False
         self._graph: KernelGraph | None = None
         self._stream = call(driver.cuStreamCreate, 1)  # CU_STREAM_NON_BLOCKING
         self._done = call(driver.cuEventCreate, 2)  # CU_EVENT_DISABLE_TIMING
@@ -299,6 +300,7 @@ class CudaExecutor:
         with self._lock:
             self._require_open()
             self._context.make_current()
+            self._join()
             return chain_us(self._launches[index], self._stream, length, replays)
 
     def _checked(self, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -320,6 +322,7 @@ class CudaExecutor:
         The driver fetches page-locked memory as it is, and stages other memory faster than a copy
         into page-locked memory of our own would.
         """
+        self._join()
         for name, view in self._plan.inputs.items():
             address = self._address(view)
             self._point_input(name, address)
@@ -355,11 +358,19 @@ class CudaExecutor:
             self._point_input(name, array.ptr)
             self._enqueue(chosen)
             call(driver.cuEventRecord, self._done, chosen)
+            self._elsewhere = stream is not None
             if stream is None:
                 self._wait(chosen)
             result = next(iter(self._plan.outputs.values()))
             shape = _physical(result)
             return DeviceArray(self._address(result), shape, result.dtype, int(chosen), self)
+
+    def _join(self) -> None:
+        """Let the model's own stream wait for an inference that is on its way on a caller's: both
+        write the one arena."""
+        if self._elsewhere:
+            call(driver.cuStreamWaitEvent, self._stream, self._done, 0)
+            self._elsewhere = False
 
     def trace(self, inputs: dict[str, NDArray[Any]]) -> Iterator[tuple[Step, list[NDArray[Any]]]]:
         """One inference, kernel by kernel: each step with copies of its results.
@@ -423,6 +434,7 @@ class CudaExecutor:
             self._closed = True
             self._context.make_current()
             call(driver.cuStreamSynchronize, self._stream)
+            call(driver.cuEventSynchronize, self._done)  # what runs on a caller's stream
             if self._graph is not None:
                 self._graph.destroy()
             for module in self._modules.values():
