@@ -146,6 +146,16 @@ def test_every_database_of_the_cache_is_found(
     assert database_module.path_for("sm_90", "NVIDIA H200").name == "sm_90-nvidia-h200.jsonl"
 
 
+def test_a_database_that_cannot_be_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(database_module, "folder", lambda: tmp_path)
+    (tmp_path / "sm_90-a.jsonl").mkdir()  # opening it is an OSError, for any user
+    filled(tmp_path / "sm_90-fake.jsonl")
+    assert [d.device for d in database_module.databases("sm_90")] == ["Fake"]
+    assert "sm_90-a.jsonl: cannot be read" in caplog.text
+
+
 # ---- tables -------------------------------------------------------------------------------------
 
 

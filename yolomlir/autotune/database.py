@@ -218,8 +218,12 @@ def databases(target: str | None = None) -> Iterator[Database]:
     """Every readable database in the cache folder, of one target or of all."""
     where = folder()
     for path in sorted(where.glob(f"{target or ''}*{SUFFIX}")) if where.is_dir() else []:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            header = _parsed(file.readline())
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                header = _parsed(file.readline())
+        except OSError as error:
+            logger.warning("%s: cannot be read (%s): not used", path, error.strerror)
+            continue
         if header is None or header.get("kind") != "header":
             logger.warning("%s: not a tuning database", path)
             continue
