@@ -12,12 +12,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
 
-from yolomlir.compiler import CompileOptions, compile_checkpoint
+from yolomlir.compiler import CompileOptions, compile_checkpoint, whole
 from yolomlir.diagnostics import UserError
 from yolomlir.fingerprint import compiler_fingerprint, host_fingerprint
 from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint
@@ -45,6 +45,7 @@ class Model:
         """target: which of the artifact's programs to run; None takes the best one for this
         machine. Raises UserError when there is none, or it cannot run here."""
         self.artifact = artifact
+        self._threads = threads
         self.target = choose_program(artifact, target)
         program = artifact.programs[self.target]
         precision = str(program.metadata.get("precision", artifact.info.precision))
@@ -103,14 +104,15 @@ class Model:
         source: Any,
         *,
         conf: float = DEFAULT_CONFIDENCE,
-        classes: Sequence[int | str] | None = None,
+        classes: Iterable[int | str] | int | str | None = None,
         max_det: int | None = None,
         color: str = "rgb",
     ) -> Result:
         """The detections of one image: a path, URL, PIL image or array, or one frame of a camera.
 
-        conf: least score. classes: indices or names to keep. max_det: most detections. color: the
-        channel order of an array, `rgb` or `bgr`. Raises UserError for anything but one good image.
+        conf: least score. classes: the index or name to keep, or several. max_det: most detections.
+        color: the channel order of an array, `rgb` or `bgr`. Raises UserError for anything but one
+        good image.
         """
         results = self.predict_many(
             [source], conf=conf, classes=classes, max_det=max_det, color=color
@@ -132,7 +134,7 @@ class Model:
         sources: Iterable[Any],
         *,
         conf: float = DEFAULT_CONFIDENCE,
-        classes: Sequence[int | str] | None = None,
+        classes: Iterable[int | str] | int | str | None = None,
         max_det: int | None = None,
         color: str = "rgb",
         frames: int | None = None,
@@ -180,6 +182,10 @@ class Model:
         """Free everything the model holds."""
         self._executor.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle (and copy) the artifact: another process opens the model anew, as here."""
+        return _reopen, (self.artifact, self.target, self._threads)
+
     def __enter__(self) -> Model:
         return self
 
@@ -194,7 +200,10 @@ class Model:
     # ---- inside -----------------------------------------------------------------------------
 
     def _to_batch(self, batch: Any) -> NDArray[Any]:
-        images = np.asarray(batch)
+        try:
+            images = np.asarray(batch)
+        except ValueError as error:
+            raise UserError(f"images are no array: {error}") from error
         info = self.info
         expected = (info.height, info.width, 3)
         if images.ndim == 3:
@@ -234,18 +243,20 @@ class Model:
         return np.ascontiguousarray(images)
 
     def _selection(
-        self, conf: float, classes: Sequence[int | str] | None, max_det: int | None
+        self, conf: float, classes: Iterable[int | str] | int | str | None, max_det: int | None
     ) -> _Selection:
-        if not 0 <= conf <= 1:
-            raise UserError(f"conf is {conf}; it must be in 0..1")
-        most = self.info.max_det if max_det is None else max_det
+        if not isinstance(conf, SupportsFloat) or not 0 <= float(conf) <= 1:
+            raise UserError(f"conf is {conf!r}; it must be a number in 0..1")
+        most = self.info.max_det if max_det is None else whole("max_det", max_det)
         if not 1 <= most <= self.info.max_det:
             raise UserError(
                 f"max_det is {most}; this model was compiled for 1 to {self.info.max_det}",
                 hint=f"compile with max_det={most}" if most > 1 else None,
             )
-        wanted = None if classes is None else frozenset(map(self._class_id, classes))
-        return _Selection(conf, wanted, most)
+        if classes is None:
+            return _Selection(float(conf), None, most)
+        listed = [classes] if isinstance(classes, str | int | np.integer) else classes
+        return _Selection(float(conf), frozenset(map(self._class_id, listed)), most)
 
     def _class_id(self, wanted: int | str) -> int:
         names = self.info.names
@@ -292,6 +303,10 @@ class Model:
         return Result(frame.name, width, height, detections, frame.image, *moment)
 
 
+def _reopen(artifact: Artifact, target: str, threads: int | None) -> Model:
+    return Model(artifact, target=target, threads=threads)
+
+
 class _Selection:
     """Which rows of an image are kept."""
 
@@ -313,7 +328,7 @@ def compile(
     target: str = "native",
     precision: str | None = None,
     imgsz: int | tuple[int, int] | None = None,
-    batch: int = 1,
+    batch: int | None = None,
     max_det: int | None = None,
     input_dtype: str | None = None,
     level: int | None = None,
@@ -327,16 +342,16 @@ def compile(
     only loaded. target: `native` (the GPU here, else the CPU), `cpu`, or a GPU such as `sm_120`.
     precision: `fp32`, `tf32`, or `fp16`, which stores tensors and weights in 16 bits as well (GPU
     only); None takes the target's default. imgsz: a side, or height and width, in pixels, multiples
-    of 32 (default: 640). max_det: most rows an image (300). input_dtype: `uint8` or `float32`.
-    level: optimisation, 0 to 3; None takes what was measured to be fastest, else 2. cache: keep
-    the artifact on disk, and take it from there the next time. Raises UserError for a file or
-    option it cannot compile, and for an option that a `.ylm` was not compiled with.
+    of 32 (default: 640). batch: images at once (1). max_det: most rows an image (300). input_dtype:
+    `uint8` or `float32`. level: optimisation, 0 to 3; None takes what was measured to be fastest,
+    else 2. cache: keep the artifact on disk, and take it from there the next time. Raises UserError
+    for a file or option it cannot compile, and for an option that a `.ylm` was not compiled with.
     """
-    size = (imgsz, imgsz) if isinstance(imgsz, int) else imgsz
+    size = None if imgsz is None else _size(imgsz)
     if not isinstance(weights, Checkpoint) and Path(weights).suffix == SUFFIX:
         model = load(weights, target=target, threads=threads)
         try:
-            _check_artifact(model.info, Path(weights), size, precision, max_det, input_dtype)
+            _check_artifact(model.info, Path(weights), size, precision, batch, max_det, input_dtype)
         except UserError:
             model.close()
             raise
@@ -347,13 +362,21 @@ def compile(
         precision=precision,
         height=height,
         width=width,
-        batch=batch,
+        batch=CompileOptions.batch if batch is None else batch,
         max_det=CompileOptions.max_det if max_det is None else max_det,
         input_dtype=input_dtype or CompileOptions.input_dtype,
         level=level,
     ).resolved()
     artifact = compile_artifact(weights, options, cache=cache, progress=progress)
     return Model(artifact, target=options.target, threads=threads)
+
+
+def _size(imgsz: Any) -> tuple[int, int]:
+    """Height and width. Raises UserError for what is neither a side nor two of them."""
+    sides = (imgsz, imgsz) if isinstance(imgsz, int | np.integer) else imgsz
+    if isinstance(sides, str) or not isinstance(sides, Sequence | np.ndarray) or len(sides) != 2:
+        raise UserError(f"imgsz is {imgsz!r}; expected a side such as 640, or (height, width)")
+    return whole("imgsz", sides[0]), whole("imgsz", sides[1])
 
 
 def load(
@@ -415,6 +438,7 @@ def _check_artifact(
     path: Path,
     size: tuple[int, int] | None,
     precision: str | None,
+    batch: int | None,
     max_det: int | None,
     input_dtype: str | None,
 ) -> None:
@@ -423,6 +447,7 @@ def _check_artifact(
     asked = (
         ("imgsz", size, compiled, size == compiled),
         ("precision", precision, info.precision, precision == info.precision),
+        ("batch", batch, info.batch, batch == info.batch),
         ("max_det", max_det, info.max_det, max_det is not None and max_det <= info.max_det),
         ("input_dtype", input_dtype, info.input_dtype, input_dtype == info.input_dtype),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.frontend.checkpoint import Checkpoint
@@ -52,6 +53,12 @@ class CompileOptions:
 
     def resolved(self) -> CompileOptions:
         """The options with defaults filled in. Raises UserError for what cannot be compiled."""
+        numbers = ("height", "width", "batch", "max_det", "level")
+        given = {name: getattr(self, name) for name in numbers if getattr(self, name) is not None}
+        plain: dict[str, Any] = {name: whole(name, value) for name, value in given.items()}
+        return replace(self, **plain)._completed()
+
+    def _completed(self) -> CompileOptions:
         target = target_named(self.target)
         for name, side in (("height", self.height), ("width", self.width)):
             _check_side(name, side)
@@ -81,6 +88,16 @@ class CompileOptions:
                 hint=f"one of: {', '.join(known)}",
             )
         return replace(self, precision=precision, max_det=min(self.max_det, anchors))
+
+
+def whole(name: str, value: object) -> int:
+    """An option as an `int`, which numpy's integers become. Raises UserError for anything else."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type] # that is the question
+    except TypeError:
+        raise UserError(f"{name} is {value!r}; expected a whole number") from None
 
 
 def _check_side(name: str, side: int) -> None:

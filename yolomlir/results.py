@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
@@ -37,18 +37,19 @@ class Detection:
 
 @dataclass(frozen=True)
 class Result(Sequence[Detection]):
-    """The detections of one image, best first. name: the file's path, or what the source is called.
+    """The detections of one image, best first; equal to another if all but the pixels is.
 
-    image: the original, uint8 [height, width, 3] RGB. frame_number, time_s: of a video's, camera's
-    or stream's frame, as `Frame` has them. latency_s: from a live frame's arrival to this result,
-    in seconds; None for anything that waits to be read.
+    name: the file's path, or what the source is called. image: the original, uint8 [height, width,
+    3] RGB. frame_number, time_s: of a video's, camera's or stream's frame, as `Frame` has them.
+    latency_s: from a live frame's arrival to this result, in seconds; None for anything that waits
+    to be read.
     """
 
     name: str
     width: int
     height: int
     detections: tuple[Detection, ...]
-    image: NDArray[np.uint8]
+    image: NDArray[np.uint8] = field(repr=False, compare=False)
     frame_number: int | None = None
     time_s: float | None = None
     latency_s: float | None = None

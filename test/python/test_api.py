@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +111,18 @@ def test_a_model_of_one_detection_gives_the_best(model, checkpoint_file, batch: 
         np.testing.assert_array_equal(best(data), model(data)[:, :1])
 
 
+def test_ragged_lists_are_refused(model) -> None:
+    with pytest.raises(UserError, match="no array"):
+        model([[1], [1, 2]])
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_is_a_model_of_its_own(model, again) -> None:
+    with again(model) as other:
+        rows = other(images(1))
+    np.testing.assert_array_equal(rows, model(images(1)))
+
+
 # ---- pictures -----------------------------------------------------------------------------------
 
 
@@ -141,12 +155,16 @@ def test_selection(model, photo) -> None:
     everything = model.predict(photo, conf=0)
     first = everything[0]
     assert model.predict(photo, conf=0, max_det=5).detections == everything.detections[:5]
-    for wanted in (first.class_id, first.class_name, str(first.class_id)):
-        chosen = model.predict(photo, conf=0, classes=[wanted])
+    assert model.predict(photo, conf=0) == everything
+    assert everything != model.predict(photo, conf=1)
+    ids = (first.class_id, np.int64(first.class_id))
+    for wanted in (*ids, first.class_name, [*ids], np.array(ids), (str(first.class_id),)):
+        chosen = model.predict(photo, conf=0, classes=wanted)
         assert list(chosen) == [d for d in everything if d.class_id == first.class_id]
     high = model.predict(photo, conf=first.score)
     assert 1 <= len(high) < ROWS
-    for options in ({"conf": 1.5}, {"max_det": 0}, {"max_det": 1000}, {"classes": [80]}):
+    refused = [{"conf": 1.5}, {"conf": "1"}, {"max_det": 0}, {"max_det": 1000}, {"max_det": 2.5}]
+    for options in (*refused, {"classes": [80]}, {"classes": "unicorn"}):
         with pytest.raises(UserError):
             model.predict(photo, **options)
     with pytest.raises(UserError, match="unknown class '-1'"):
@@ -165,6 +183,8 @@ def test_save_and_load(model, tmp_path) -> None:
             np.testing.assert_array_equal(loaded(batch), model(batch))
     with pytest.raises(UserError, match="compiled with imgsz 64x64, not 32x64"):
         yolomlir.compile(path, target="cpu", imgsz=(32, 64))
+    with pytest.raises(UserError, match="compiled with batch 1, not 4"):
+        yolomlir.compile(path, target="cpu", batch=4)
     with pytest.raises(UserError, match="compiled with input_dtype uint8, not float32"):
         yolomlir.compile(path, target="cpu", input_dtype="float32")
 
@@ -173,6 +193,35 @@ def _artifact(*targets: str) -> Artifact:
     info = ModelInfo("n", 80, ("x",) * 80, 64, 64, 1, 84, "tf32")
     plan = Plan(0, {}, {}, (), {})
     return Artifact(info, {t: Program(t, plan, {}, {}, {}) for t in targets})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"imgsz": size} for size in ("64", 64.0, (64,), (64, 64, 3), (64, "64"), True, {64})),
+        *({"batch": batch} for batch in (1.5, "2", True)),
+        {"max_det": "3"},
+        {"max_det": 2.0},
+        {"level": "2"},
+        {"threads": 1.5},
+    ],
+)
+def test_options_of_another_type_are_refused(checkpoint_file, options) -> None:
+    (name,) = options
+    with pytest.raises(UserError, match=f"{name} is .*; expected a"):
+        yolomlir.compile(checkpoint_file, **{"target": "cpu", "imgsz": SIDE, **options})
+
+
+def test_numbers_of_numpy_are_numbers(checkpoint_file, tmp_path) -> None:
+    two, side = np.int64(2), np.int32(SIDE)
+    options = {"target": "cpu", "max_det": two, "threads": two}
+    with yolomlir.compile(checkpoint_file, imgsz=np.array([side, side]), **options) as made:
+        made.save(tmp_path / "m.ylm")
+        assert made(images(1)).shape == (1, 2, 6)
+    options = CompileOptions(height=side, width=side, max_det=two, batch=np.uint8(1))
+    assert repr(options.resolved()) == repr(
+        CompileOptions("cpu", None, SIDE, SIDE, 1, 2).resolved()
+    )
 
 
 @pytest.mark.parametrize(

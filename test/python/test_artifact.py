@@ -1,5 +1,6 @@
 """The artifact file: round trip, damage, foreign files, atomic writing."""
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -52,6 +53,28 @@ def test_flipped_byte_is_noticed(tmp_path: Path, position: float) -> None:
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"m\.ylm: .*damaged"):
         Artifact.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"programs": {}},
+        {"programs": []},
+        {"model": {**make().info.__dict__, "names": ["a"]}},
+        {"sha256": []},
+    ],
+)
+def test_a_manifest_of_another_shape_is_refused(tmp_path: Path, change: dict) -> None:
+    whole, changed = tmp_path / "m.ylm", tmp_path / "c.ylm"
+    make().save(whole)
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(changed, "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            if name == "manifest.json":
+                data = json.dumps({**json.loads(data), **change}).encode()
+            target.writestr(name, data)
+    with pytest.raises(UserError, match=r"c\.ylm: .*damaged"):
+        Artifact.load(changed)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\3\4" + b"\0" * 64])

@@ -25,7 +25,7 @@ from yolomlir.codegen.cpu.program import compile_cpu_program
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.frontend.weights import WeightStore
 from yolomlir.runtime.artifact import Artifact, ModelInfo, Program
-from yolomlir.runtime.cpu import CpuExecutor
+from yolomlir.runtime.cpu import CpuExecutor, _physical
 from yolomlir.runtime.plan import Argument, Plan, Step, View
 
 SHAPE = (1, 8, 16, 8)
@@ -203,9 +203,28 @@ def test_code_for_another_machine_is_refused(program: Program) -> None:
         CpuExecutor(dataclasses.replace(program, metadata=other))
 
 
-def test_no_threads_are_refused(program: Program) -> None:
-    with pytest.raises(UserError, match="threads is 0"):
-        CpuExecutor(program, threads=0)
+@pytest.mark.parametrize("threads", [0, 10**6, 1.5, "2"])
+def test_numbers_of_threads_that_cannot_be_are_refused(program: Program, threads) -> None:
+    with pytest.raises(UserError, match=f"threads is {threads!r}"):
+        CpuExecutor(program, threads=threads)
+
+
+def test_threads_that_the_system_does_not_give_are_an_error(program: Program, monkeypatch) -> None:
+    start, started = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    inputs = {n: np.zeros(_physical(v), v.dtype) for n, v in program.plan.inputs.items()}
+    with CpuExecutor(program, threads=3) as executor:
+        with pytest.raises(UserError, match="3 threads cannot be started"):
+            executor.run(inputs)
+        started[0].join(10)
+    assert not started[0].is_alive()
 
 
 # ---- warm start ---------------------------------------------------------------------------------
@@ -305,7 +324,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch
     monkeypatch.setenv("YOLOMLIR_CACHE_DIR", str(blocked))
     with caplog.at_level(logging.WARNING):
         made = make()
-    assert "not cached" in caplog.text
+    assert caplog.text.count("not cached") == 1  # not once a kernel
     assert len(made.kernels) == 2
 
 

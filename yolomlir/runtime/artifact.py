@@ -126,7 +126,7 @@ class Artifact:
             raise UserError(f"cannot be read: {error.strerror}", where=path) from error
         except _DamagedError as error:
             raise UserError(f"is damaged: {error}", where=path, hint="compile it again") from error
-        except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
+        except (zipfile.BadZipFile, AttributeError, LookupError, TypeError, ValueError) as error:
             message = f"is not a yolomlir artifact, or is damaged: {error}"
             raise UserError(message, where=path, hint="compile it again") from error
         except safetensors.SafetensorError as error:
@@ -181,4 +181,9 @@ def _assemble(archive: zipfile.ZipFile, manifest: dict[str, Any]) -> Artifact:
         for target, record in manifest["programs"].items()
     }
     model = {**manifest["model"], "names": tuple(manifest["model"]["names"])}
-    return Artifact(ModelInfo(**model), programs, manifest["versions"])
+    info = ModelInfo(**model)
+    if not programs or len(info.names) != info.classes:
+        raise _DamagedError(
+            f"{len(programs)} programs, {len(info.names)} names of {info.classes} classes"
+        )
+    return Artifact(info, programs, manifest["versions"])

@@ -6,6 +6,7 @@ Between two inferences the threads sleep; during one they never leave compiled c
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import threading
 import weakref
@@ -34,6 +35,8 @@ from yolomlir.settings import settings
 
 ALIGNMENT = 64
 """Of the arena, weights and temporaries: a cache line, and the widest vector."""
+MOST_THREADS = 1024
+"""More than that, or than there are CPUs, is a mistake that would fill the memory."""
 _RUN = ctypes.CFUNCTYPE(
     None,
     ctypes.c_void_p,
@@ -55,13 +58,16 @@ class CpuExecutor:
     def __init__(self, program: Program, *, threads: int | None = None) -> None:
         """threads: 1 or more; by default the settings'. Raises UserError where this CPU cannot run
         the program's code."""
-        if threads is not None and threads < 1:
-            raise UserError(f"threads is {threads}; it must be at least 1")
         _check_host(program)
         self.plan = program.plan
-        self.threads = threads or settings().num_threads
+        self.threads = _checked_threads(settings().num_threads if threads is None else threads)
         self._code = _Code(program)
-        self._memory = _Memory(program, self._code, self.threads)
+        try:
+            self._memory = _Memory(program, self._code, self.threads)
+        except MemoryError as error:
+            shape = "x".join(map(str, next(iter(self.plan.inputs.values())).shape))
+            message = f"not enough memory for images of {shape}: {error}"
+            raise UserError(message, hint="smaller images or a smaller batch") from error
         self._lock = threading.Lock()
         self._team: _Team | None = None
         self._closed = False
@@ -141,6 +147,20 @@ class CpuExecutor:
         if self._team is None or self._team.process != os.getpid():
             self._team = _Team(self._code.run, self._memory, self.threads)
         return self._team
+
+
+def _checked_threads(threads: object) -> int:
+    """The number of threads as an `int`. Raises UserError for what cannot be one."""
+    most = max(MOST_THREADS, os.cpu_count() or 1)
+    try:
+        number = operator.index(threads)  # type: ignore[arg-type] # that is the question
+    except TypeError:
+        raise UserError(f"threads is {threads!r}; expected a whole number") from None
+    if number < 1:
+        raise UserError(f"threads is {number}; it must be at least 1")
+    if number > most:
+        raise UserError(f"threads is {number}; it must be at most {most}")
+    return number
 
 
 def _check_host(program: Program) -> None:
@@ -307,9 +327,13 @@ class _Team:
             )
             for i in range(1, threads)
         ]
-        for worker in self._workers:
-            worker.start()
         self._finalizer = weakref.finalize(self, self._shared.stop)
+        for worker in self._workers:
+            try:
+                worker.start()
+            except RuntimeError as error:  # the system has no more
+                self._shared.stop()
+                raise UserError(f"{threads} threads cannot be started: {error}") from error
 
     def run(self) -> None:
         """One inference; returns when every thread has left the driver."""

@@ -151,10 +151,9 @@ def open_sources(
     Raises UserError for a bad option, before anything is read.
     """
     check_color(color)
-    if video_stride < 1:
-        raise UserError(f"video_stride={video_stride}: expected 1 or more")
-    if frames is not None and frames < 1:
-        raise UserError(f"frames={frames}: expected 1 or more")
+    for name, value in (("video_stride", video_stride), ("frames", frames)):
+        if value is not None and (not hasattr(value, "__index__") or value < 1):
+            raise UserError(f"{name}={value!r}: expected a whole number, 1 or more")
     return _number(_Reader(color, video_stride, frames, timeout_s).read(sources))
 
 

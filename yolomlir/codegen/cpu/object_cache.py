@@ -16,6 +16,8 @@ from yolomlir.files import replacing
 
 _LOG = logging.getLogger(__name__)
 _MAGIC = b"yolomlir cpu kernel 1\n"
+_UNWRITABLE: set[Path] = set()
+"""Folders that were warned about: once, not once a kernel."""
 
 
 class _CorruptError(Exception):
@@ -44,7 +46,7 @@ def load(folder: Path, key: str) -> CompiledKernel | None:
     path = _path(folder, key)
     try:
         return _decode(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, _CorruptError) as error:
         _LOG.warning("%s: damaged cache entry, compiling again: %s", path, error)
@@ -59,7 +61,9 @@ def store(folder: Path, key: str, kernel: CompiledKernel) -> None:
         with replacing(path) as file:
             file.write(_encode(kernel))
     except OSError as error:
-        _LOG.warning("%s: cannot be written, the kernel is not cached: %s", path, error)
+        level = logging.DEBUG if folder in _UNWRITABLE else logging.WARNING
+        _UNWRITABLE.add(folder)
+        _LOG.log(level, "%s: cannot be written, its kernels are not cached: %s", folder, error)
 
 
 def _path(folder: Path, key: str) -> Path:
