@@ -7,6 +7,7 @@ field; `settings()` reads the environment at every call, so that a change takes 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ import platformdirs
 from yolomlir.diagnostics import UserError
 
 PREFIX = "YOLOMLIR_"
+_OF_TESTS = f"{PREFIX}TEST_"
 
 
 def _usable_cpus() -> int:
@@ -132,6 +134,22 @@ def settings(environment: Mapping[str, str] | None = None) -> Settings:
             expected = item.metadata["expected"]
             raise UserError(f"is '{text}'; expected {expected}", where=name) from None
     return Settings(**values)
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+    """The variables that begin as ours do and are none, each with what to do about it."""
+    source = os.environ if environment is None else environment
+    known = [item.name.upper() for item in dataclasses.fields(Settings)]
+    found = []
+    for name in sorted(source):
+        own = name.removeprefix(PREFIX)
+        if own == name or own in known or name.startswith(_OF_TESTS):
+            continue
+        close = difflib.get_close_matches(own, known, n=1)
+        listed = [PREFIX + other for other in close or known]
+        hint = f"did you mean {listed[0]}?" if close else f"there are {', '.join(listed)}"
+        found.append((name, hint))
+    return found
 
 
 def cache_key(current: Settings | None = None) -> tuple[tuple[str, str], ...]:

@@ -54,6 +54,17 @@ def test_python_minus_m_runs_the_command() -> None:
         (["frobnicate"], "one of: predict"),
         (["predict", "x.pt"], "required: source"),
         (["predict", "x.pt", "y.jpg", "--bogus"], "unrecognized arguments: --bogus"),
+        (["predict", "x.pt", "y.jpg", "--cnf", ".5"], "did you mean '--conf'? (yolomlir predict"),
+        (["predict", "x.pt", "y.jpg", "--threads", "9999999"], "is more than 999999"),
+        (["compare", "x.pt", "--noise", "-1"], "not a whole number of at least 0"),
+        (["val", "x.pt", "--data", ".", "--batch", "0"], "not a whole number of at least 1"),
+        (["val", "x.pt", "--data", ".", "--plots", "/dev/null/x"], "cannot be written"),
+        (["compile", "x.pt", "-o", "y.txt"], "name ends in .ylm (-o y.ylm)"),
+        (["compile", "x.pt", "--plot-memory", "y.foo"], "names no kind of picture"),
+        (["bench", "x.pt", "--plot", "y.foo"], "names no kind of picture"),
+        (["profile", "x.pt", "--roofline", "y.foo"], "names no kind of picture"),
+        (["tune", "x.pt", "--plot", "y.foo"], "names no kind of picture"),
+        (["tune", "x.pt", "--target", "sm_120", "--predict"], "add --table FILE"),
         (["predict", "x.pt", "y.jpg", "--device", "tpu"], "invalid choice: 'tpu'"),
         (["compile", "x.pt"], "give -o FILE, --emit LEVEL or --plot-memory FILE"),
         (["compile", "x.pt", "-o", "y.ylm", "--target", "sm_999"], "one of: cpu, sm_80"),
@@ -94,6 +105,20 @@ def test_without_a_gpu_the_line_points_to_the_cpu(capsys, photo, monkeypatch) ->
 def test_a_bad_environment_variable_is_named(capsys, monkeypatch) -> None:
     monkeypatch.setenv("YOLOMLIR_LOG_LEVEL", "LOUD")
     assert "YOLOMLIR_LOG_LEVEL: is 'LOUD'" in refused(capsys, "info")
+
+
+def test_an_unknown_environment_variable_is_said(caplog, monkeypatch) -> None:
+    monkeypatch.setenv("YOLOMLIR_NUM_THREAD", "1")
+    assert main(["cache", "ls"]) == 0
+    assert "YOLOMLIR_NUM_THREAD is no setting of yolomlir: did you mean" in caplog.text
+
+
+def test_too_little_memory_is_no_bug(capsys, monkeypatch) -> None:
+    def fail(args):
+        raise MemoryError("Unable to allocate 1 TiB")
+
+    monkeypatch.setattr("yolomlir.cli.info.run", fail)
+    assert "not enough memory: Unable to allocate 1 TiB" in refused(capsys, "info")
 
 
 def test_a_bug_is_one_line_with_exit_code_1(capsys, monkeypatch) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli_runs import ALL, SMALL, detections, refused, yolomlir_command
 from PIL import Image
+from rich.console import Console
 
 from yolomlir.api import Model
 from yolomlir.cli.main import main
+from yolomlir.cli.report import _print_table
 from yolomlir.frontend.names import COCO_NAMES
+from yolomlir.results import Detection, Result
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -124,6 +129,42 @@ def test_classes_by_name_index_or_both(capsys, photo, checkpoint_file) -> None:
     for given in ("80", "²"):
         line = refused(capsys, "predict", checkpoint_file, photo, *SMALL, "--classes", given)
         assert f"unknown class '{given}'" in line
+
+
+def test_a_list_without_a_class_is_refused(capsys, photo, checkpoint_file) -> None:
+    line = refused(capsys, "predict", checkpoint_file, photo, *SMALL, "--classes", ",")
+    assert "names no class" in line
+
+
+def test_a_picture_may_come_through_a_pipe(capsys, tmp_path, photo, checkpoint_file) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(Path(photo).read_bytes()))
+    writer.start()
+    found = detections(capsys, checkpoint_file, pipe, *ALL)
+    writer.join()
+    assert found == detections(capsys, checkpoint_file, photo, *ALL)
+
+
+def test_names_do_not_steer_the_terminal(capsys, tmp_path, photo, checkpoint_file) -> None:
+    name = tmp_path / "a\x1b[2J\n.png"
+    shutil.copy(photo, name)
+    arguments = [checkpoint_file, name, tmp_path / "b\x1b[2J.jpg", *SMALL]
+    (tmp_path / "b\x1b[2J.jpg").touch()
+    assert main(["predict", *map(str, arguments)]) == 1
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert "a\\x1b[2J\\n.png  " in out
+    assert "b\\x1b[2J.jpg: " in err
+
+
+def test_figures_are_whole_on_a_narrow_terminal(capsys, photo, checkpoint_file) -> None:
+    found = detections(capsys, checkpoint_file, photo, *ALL)[0]
+    narrow = Console(file=io.StringIO(), width=20, force_terminal=True)
+    box = tuple(found["box"])
+    detection = Detection(box, found["score"], found["class_id"], found["class"])
+    _print_table(narrow, Result("x", 1, 1, (detection,), np.zeros((1, 1, 3), np.uint8)))
+    assert all(f"{value:.1f}" in narrow.file.getvalue() for value in box)
 
 
 def test_max_det_is_honoured_or_refused(capsys, photo, checkpoint_file) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from yolomlir.diagnostics import UserError
-from yolomlir.settings import Settings, cache_key, describe, settings, variable_name
+from yolomlir.settings import (
+    Settings,
+    cache_key,
+    describe,
+    settings,
+    unknown_variables,
+    variable_name,
+)
 
 
 def test_defaults_need_no_environment() -> None:
@@ -61,3 +68,11 @@ def test_every_setting_is_described() -> None:
     assert [name for name, _ in cache_key()] == [
         field.name for field in dataclasses.fields(Settings) if field.metadata["cache_key"]
     ]
+
+
+def test_variables_that_are_no_settings_are_found() -> None:
+    given = {"YOLOMLIR_NUM_THREAD": "1", "YOLOMLIR_X": "", "YOLOMLIR_TEST_DATA": "", "HOME": ""}
+    (typo, hint), (other, every) = unknown_variables({**given, "YOLOMLIR_CUDA_SYNC": "1"})
+    assert (typo, hint) == ("YOLOMLIR_NUM_THREAD", "did you mean YOLOMLIR_NUM_THREADS?")
+    assert other == "YOLOMLIR_X"
+    assert "YOLOMLIR_CACHE_DIR" in every

@@ -102,7 +102,6 @@ def test_an_interrupted_run_goes_on(command, few_categories, tmp_path, capsys) -
         (("--data", ".", "--images", ".", "--annotations", "x"), "expected either --data"),
         (("--data", "nowhere"), "nowhere: no such file or folder"),
         (("--data", ".", "--conf", "2"), "confidence 2.0"),
-        (("--data", ".", "--batch", "0"), "--batch 0"),
         (("--data", ".", "--max-det", "1000"), "compiled for 300"),
         (("--data", ".", "--json", "no/folder/x.json"), "no/folder/x.json: cannot be written"),
     ],

@@ -17,7 +17,7 @@ from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.bench_report import markdown, plot, print_benchmark
 from yolomlir.evaluate.benchmark import BenchmarkResult, Candidate, benchmark, candidates_named
 from yolomlir.evaluate.graph import Graph, graph_of
-from yolomlir.evaluate.outputs import check_writable, write_json, write_text
+from yolomlir.evaluate.outputs import check_picture, check_writable, write_json, write_text
 from yolomlir.evaluate.peers.base import Problem
 from yolomlir.evaluate.peers.worker import OURS
 from yolomlir.evaluate.program_graph import graph_of_program
@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     """Run it; 0, or 1 when an engine failed or gave other detections."""
     if not 0 < args.seconds <= 600:
         raise UserError(f"--seconds {args.seconds}: expected more than 0 and at most 600")
-    check_writable(args.json, args.markdown, args.plot, args.onnx)
+    check_writable(args.json, args.markdown, args.onnx)
+    check_picture(args.plot)
     others = [] if args.against == ["none"] else args.against
     candidates_named(others, "cpu", ["fp32"])  # unknown names are refused before the compile
     ours, graph, artifact = _ours(args)

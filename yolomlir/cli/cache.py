@@ -58,6 +58,9 @@ def _list() -> None:
     out = console()
     out.print(str(root), highlight=False)
     table = Table(box=None, show_header=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for part in _parts(root):
         files = [f for f in part.rglob("*") if f.is_file()]
         size = sum(f.stat().st_size for f in files) / 1e6

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from yolomlir.api import Model
 from yolomlir.cli.model import open_model
-from yolomlir.cli.options import add_compile_options, add_device_option
+from yolomlir.cli.options import add_compile_options, add_device_option, seed
 from yolomlir.cli.progress import console
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.compare import EDGES, Comparison, LayerComparison, compare
@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="image to run on (default: a packaged photo)",
     )
     parser.add_argument(
-        "--noise", type=int, metavar="SEED", help="run on an image of random pixels instead"
+        "--noise", type=seed, metavar="SEED", help="run on an image of random pixels instead"
     )
     parser.add_argument(
         "--weights", metavar="FILE", help="the checkpoint that a .ylm model was compiled from"

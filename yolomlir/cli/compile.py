@@ -60,13 +60,15 @@ def run(args: argparse.Namespace) -> int:
         message = f"--emit {args.emit} prints one target's IR; got {', '.join(targets)}"
         raise UserError(message, hint="give one --target")
     options = [_options(args, target) for target in targets]
-    from yolomlir.evaluate.outputs import check_writable, write_text
+    from yolomlir.evaluate.outputs import check_picture, check_writable, write_text
 
     if args.output == _STANDARD_OUTPUT:
         if not args.emit:
             raise UserError("an artifact goes into a file", hint="give -o FILE.ylm")
         args.output = None
-    check_writable(args.output, args.plot_memory)
+    _check_output(args)
+    check_writable(args.output)
+    check_picture(args.plot_memory)
     if args.emit:
         text = _emit(args, options[0])
         if args.output is None:
@@ -84,6 +86,20 @@ def run(args: argparse.Namespace) -> int:
         artifact.save(args.output)
         _summarise(artifact, args.output)
     return 0
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """Refuse a name by which the file would not be found to be compiled, or lost its source."""
+    if args.output is None:
+        return
+    if not args.emit and args.output.suffix != SUFFIX:
+        message = f"a compiled model's name ends in {SUFFIX}"
+        raise UserError(message, where=args.output, hint=f"-o {args.output.with_suffix(SUFFIX)}")
+    source = Path(args.weights)
+    if source.suffix == SUFFIX or not (source.exists() and args.output.exists()):
+        return
+    if source.samefile(args.output):
+        raise UserError("is the checkpoint itself", where=args.output, hint="give another name")
 
 
 def _targets(given: list[str]) -> list[str]:

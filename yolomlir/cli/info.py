@@ -209,6 +209,8 @@ def _show(facts: dict[str, Any]) -> None:
     from rich.text import Text
 
     table = Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in facts.items():
         for label, text in _lines(_label(name), value):
             table.add_row(Text(label), Text(text))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol, cast
 
 from yolomlir import __version__
-from yolomlir.cli.progress import discard_output
+from yolomlir.cli.progress import discard_output, printable
 from yolomlir.diagnostics import InternalError, YolomlirError
 from yolomlir.interrupts import TerminatedError, termination_raises
 
@@ -125,12 +125,33 @@ def _run(arguments: list[str]) -> int:
         close = difflib.get_close_matches(chosen, known, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"one of: {', '.join(known)}"
         _Parser(prog="yolomlir").error(f"unknown command '{chosen}': {hint}")
-    args = build_parser(chosen).parse_args(arguments)
-    from yolomlir.settings import settings
+    parser = build_parser(chosen)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        _refuse(unknown, _parser_of(parser, args.command))
+    from yolomlir.settings import settings, unknown_variables
 
     level = settings().log_level
     logging.basicConfig(level=level, format="yolomlir: %(levelname)s: %(message)s")
+    for name, hint in unknown_variables():
+        logging.getLogger(__name__).warning("%s is no setting of yolomlir: %s", name, hint)
     return command(args.command).run(args)
+
+
+def _parser_of(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
+    """The parser of the subcommand that was given."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return cast(argparse.ArgumentParser, action.choices[name])
+    return parser
+
+
+def _refuse(unknown: list[str], parser: argparse.ArgumentParser) -> NoReturn:
+    """Say which arguments nothing takes, and what the first one is likely to stand for."""
+    options = [text for action in parser._actions for text in action.option_strings]
+    close = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
+    hint = f": did you mean '{close[0]}'?" if close and unknown[0].startswith("-") else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _report(error: Exception) -> int:
@@ -142,10 +163,12 @@ def _report(error: Exception) -> int:
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         line, code = f"error: {where}{error.strerror or error}", EXIT_USER_ERROR
+    elif isinstance(error, MemoryError):
+        line, code = f"error: not enough memory: {error}", EXIT_USER_ERROR
     else:
         what = f"{type(error).__name__}: {error}"
         line, code = f"internal error: {what} (a bug; --traceback shows where)", EXIT_BUG
-    print("yolomlir: " + " ".join(line.splitlines()), file=sys.stderr)
+    print(f"yolomlir: {printable(' '.join(line.splitlines()))}", file=sys.stderr)
     return code
 
 

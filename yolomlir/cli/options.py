@@ -15,11 +15,25 @@ def image_size(text: str) -> tuple[int, int]:
     return whole(sides[0]), whole(sides[-1])
 
 
+_LARGEST = 999_999
+
+
 def whole(text: str) -> int:
     """A whole number of at least 1, of at most six digits."""
+    return _whole(text, 1)
+
+
+def seed(text: str) -> int:
+    """A whole number of at least 0, of at most six digits."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
     text = text.strip()
-    if not text.isdecimal() or len(text) > 6 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least {least}")
+    if int(text) > _LARGEST:
+        raise argparse.ArgumentTypeError(f"'{text}' is more than {_LARGEST}")
     return int(text)
 
 

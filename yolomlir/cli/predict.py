@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from yolomlir.cli.options import (
 from yolomlir.cli.progress import progress_bar
 from yolomlir.cli.report import Report, complain
 from yolomlir.diagnostics import UserError
-from yolomlir.evaluate.outputs import check_writable
+from yolomlir.evaluate.outputs import check_folder, check_writable
 from yolomlir.results import DEFAULT_CONFIDENCE
 
 if TYPE_CHECKING:
@@ -153,7 +152,10 @@ def _classes(given: list[str] | None, model: Model) -> list[str] | None:
     if given is None:
         return None
     names = model.info.names
-    return [c for text in given for c in ([text] if text in names else text.split(",")) if c]
+    found = [c for text in given for c in ([text] if text in names else text.split(",")) if c]
+    if not found:
+        raise UserError(f"--classes {' '.join(given)}: names no class", hint="such as person,dog")
+    return found
 
 
 def _unreadable(sources: list[str]) -> list[UserError]:
@@ -207,13 +209,4 @@ def check_outputs(args: argparse.Namespace) -> None:
     if args.json != "-":
         check_writable(args.json or None)
     if args.save:
-        try:
-            args.save.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=args.save):
-                pass
-        except OSError as error:
-            raise UserError(
-                f"cannot be written: {error.strerror}",
-                where=args.save,
-                hint="name a folder that you may write to",
-            ) from error
+        check_folder(args.save)

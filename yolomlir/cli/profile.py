@@ -12,7 +12,7 @@ from yolomlir.cli.model import open_model
 from yolomlir.cli.options import add_compile_options, add_device_option, whole
 from yolomlir.cli.progress import console
 from yolomlir.diagnostics import UserError
-from yolomlir.evaluate.outputs import check_writable, write_json, write_text
+from yolomlir.evaluate.outputs import check_picture, check_writable, write_json, write_text
 from yolomlir.evaluate.profile import CUPTI, EVENTS, Profile, load_profile, profile
 from yolomlir.evaluate.profile_report import (
     chrome_trace,
@@ -55,7 +55,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; the exit code."""
-    check_writable(args.json, args.markdown, args.trace, args.roofline)
+    check_writable(args.json, args.markdown, args.trace)
+    check_picture(args.roofline)
     before = load_profile(args.against) if args.against else None
     found = load_profile(args.model) if Path(args.model).suffix == ".json" else _measure(args)
     if args.json:

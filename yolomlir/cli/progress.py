@@ -7,6 +7,7 @@ has to be drawn.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -62,6 +63,11 @@ def _bars() -> Any:
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console(stderr=True), transient=True)
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped: a file's name must not move a terminal's cursor."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
 def discard_output() -> None:

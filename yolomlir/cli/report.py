@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from yolomlir.cli.progress import console, discard_output
+from yolomlir.cli.progress import console, discard_output, printable
 from yolomlir.diagnostics import UserError
-from yolomlir.evaluate.outputs import write_text
+from yolomlir.evaluate.outputs import print_table, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +81,7 @@ class Report:
 
     def _line(self, text: str) -> None:
         # Not by rich, which takes longer than a frame has, and says it again after a Ctrl-C.
-        self._console.file.write(f"{text}\n")
+        self._console.file.write(f"{printable(text)}\n")
         self._console.file.flush()
 
     def _print_live(self, result: Result, saved: str) -> None:
@@ -176,7 +176,7 @@ class _Json:
 
 def complain(error: UserError) -> None:
     """Say on one line of stderr what could not be read."""
-    print(f"yolomlir: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+    print(f"yolomlir: error: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
 
 
 def _saver(folder: Path) -> Any:
@@ -186,17 +186,10 @@ def _saver(folder: Path) -> Any:
 
 
 def _print_table(out: Console, result: Result) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    title = f"{result.name}  {result.width}x{result.height}"
+    title = f"{printable(result.name)}  {result.width}x{result.height}"
     if not result.detections:
         out.print(f"{title}: no detections", markup=False, soft_wrap=True)
         return
     out.print(title, markup=False, soft_wrap=True)
-    table = Table(box=None)
-    for column in ("class", "score", "x1", "y1", "x2", "y2"):
-        table.add_column(column, justify="left" if column == "class" else "right", no_wrap=True)
-    for d in result:
-        table.add_row(Text(d.class_name), f"{d.score:.3f}", *(f"{v:.1f}" for v in d.box))
-    out.print(table)
+    rows = [(d.class_name, f"{d.score:.3f}", *(f"{v:.1f}" for v in d.box)) for d in result]
+    print_table(out, ("class", "score", "x1", "y1", "x2", "y2"), rows)

@@ -15,14 +15,14 @@ from yolomlir.api import native_target
 from yolomlir.autotune.search import Progress as TuningProgress
 from yolomlir.autotune.search import Report
 from yolomlir.autotune.workload import Workload
-from yolomlir.cli.options import add_level_option, image_size
+from yolomlir.cli.options import add_level_option, image_size, whole
 from yolomlir.cli.progress import console
 from yolomlir.compiler import PRECISIONS, CompileOptions
 from yolomlir.diagnostics import UserError
-from yolomlir.evaluate.outputs import check_writable, write_text
+from yolomlir.evaluate.outputs import check_picture, check_writable, write_text
 from yolomlir.frontend.checkpoint import load_checkpoint
 from yolomlir.frontend.download import resolve_weights
-from yolomlir.target import TARGETS
+from yolomlir.target import TARGETS, target_named
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,10 +50,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--imgsz", type=image_size, default=(640, 640), metavar="SIZE", help="as for compile (640)"
     )
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once (1)")
+    parser.add_argument("--batch", type=whole, default=1, metavar="N", help="images at once (1)")
     parser.add_argument("--precision", choices=PRECISIONS["gpu"], help="default: tf32")
     add_level_option(parser)
-    parser.add_argument("--workers", type=int, metavar="N", help="compiler processes")
+    parser.add_argument("--workers", type=whole, metavar="N", help="compiler processes")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write it too: .md or .json")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png or .svg")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write the winners as a table")
@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.predict and args.table is None:
         raise UserError("--predict has no result but a table", hint="add --table FILE")
-    check_writable(args.report, args.plot, args.table)
+    check_writable(args.report, args.table)
+    check_picture(args.plot)
     check_writable(args.fit if str(args.fit) != "-" else None)
     target = args.target if args.predict else _target(args.target)
     height, width = args.imgsz
@@ -142,13 +143,15 @@ def _predict(workload: Workload, path: Path) -> int:
 
 
 def _target(name: str) -> str:
-    chosen = native_target() if name == "native" else name
-    if chosen == "cpu":
-        from yolomlir.runtime.device import cuda_device
+    from yolomlir.runtime.device import cuda_device
 
-        found = cuda_device()
-        reason = found if isinstance(found, str) else f"{found.name} is no target"
-        raise UserError(f"nothing can be tuned here: {reason}")
+    chosen = native_target() if name == "native" else target_named(name).name
+    found = cuda_device()
+    if isinstance(found, str):
+        hint = "--target sm_120 --predict --table FILE chooses by the cost model"
+        raise UserError(f"nothing can be tuned here: {found}", hint=hint)
+    if chosen == "cpu":
+        raise UserError(f"nothing can be tuned here: {found.name} is no target")
     return chosen
 
 

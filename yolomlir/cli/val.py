@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from yolomlir.api import Model, compile
-from yolomlir.cli.options import add_compile_options, add_device_option, device_target
+from yolomlir.cli.options import add_compile_options, add_device_option, device_target, whole
 from yolomlir.cli.progress import console, progress_bar
 from yolomlir.compiler import CompileOptions
 from yolomlir.diagnostics import UserError
 from yolomlir.evaluate.class_map import CLASS_MAPS
 from yolomlir.evaluate.coco import CONFIDENCE, EvaluationSettings
-from yolomlir.evaluate.outputs import check_writable
+from yolomlir.evaluate.outputs import check_folder, check_picture, check_writable
 from yolomlir.evaluate.val import model_digest, run_val
 from yolomlir.frontend.download import resolve_weights
 from yolomlir.settings import settings
@@ -69,8 +69,8 @@ def _add_protocol_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="from class index to category id (default: COCO's ids for 80 classes, else the index)",
     )
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images a run (1)")
-    parser.add_argument("--workers", type=int, metavar="N", help="threads that decode images")
+    parser.add_argument("--batch", type=whole, metavar="N", help="images a run (1)")
+    parser.add_argument("--workers", type=whole, metavar="N", help="threads that decode images")
 
 
 def _add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -127,8 +127,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_arguments(args: argparse.Namespace) -> None:
     """Fail before the compile and the evaluation when their inputs or outputs cannot be."""
-    if args.batch < 1:
-        raise UserError(f"--batch {args.batch}: expected 1 or more")
     if bool(args.data) == bool(args.images or args.annotations) or (
         bool(args.images) != bool(args.annotations)
     ):
@@ -139,6 +137,9 @@ def _check_arguments(args: argparse.Namespace) -> None:
         if not Path(source).expanduser().exists():
             raise UserError("no such file or folder", where=source)
     check_writable(args.json, args.save_json)
+    if args.plots:
+        check_folder(args.plots)
+        check_picture(Path(args.plots) / "precision_recall.png")
     _protocol(args).check()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,10 @@ from yolomlir.files import replacing
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
+"""What matplotlib draws, by a file's ending."""
 
 
 def check_writable(*paths: str | os.PathLike[str] | None) -> None:
@@ -31,6 +37,35 @@ def check_writable(*paths: str | os.PathLike[str] | None) -> None:
             raise UserError(message, where=path, hint=hint) from error
         if not existed:
             Path(path).unlink()
+
+
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder; fail before the work, not after it, when nothing can be written there."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot be written: {error.strerror}",
+            where=path,
+            hint="name a folder that you may write to",
+        ) from error
+
+
+def check_picture(*paths: str | os.PathLike[str] | None) -> None:
+    """Fail before the work, not after it, when a picture cannot be drawn. None is skipped.
+
+    Raises UserError without matplotlib, for an ending that names no format, or as `check_writable`.
+    """
+    given = [path for path in paths if path is not None]
+    if given and importlib.util.find_spec("matplotlib") is None:
+        raise UserError("pictures need matplotlib", where=given[0], hint="pip install matplotlib")
+    for path in given:
+        if Path(path).suffix.lower() not in _PICTURES:
+            kinds = ", ".join(_PICTURES)
+            raise UserError("names no kind of picture", where=path, hint=f"it ends in {kinds}")
+    check_writable(*given)
 
 
 def write_json(path: str | os.PathLike[str], data: Any) -> None:

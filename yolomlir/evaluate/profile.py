@@ -381,6 +381,8 @@ def load_profile(path: str | Path) -> Profile:
         raise UserError(f"cannot be read: {error.strerror}", where=path) from error
     except ValueError as error:
         raise UserError(f"is not JSON: {error}", where=path) from error
-    if not isinstance(data, dict):
-        raise UserError("is not a profile written by `yolomlir profile --json`", where=path)
-    return profile_from(data)
+    try:
+        return profile_from(data)
+    except (UserError, AttributeError, KeyError, TypeError) as error:
+        message = "is not a profile written by `yolomlir profile --json`"
+        raise UserError(message, where=path) from error

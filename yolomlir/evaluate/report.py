@@ -113,7 +113,8 @@ class EvaluationResult:
         if by_class:
             console.print(self._class_table())
         for text in [*self.unreadable, *self.warnings]:
-            console.print(f"warning: {text}", style="yellow", highlight=False, markup=False)
+            line = f"warning: {text}"
+            console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
     def _class_table(self) -> Table:
         table = Table(box=None)

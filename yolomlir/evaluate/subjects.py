@@ -110,8 +110,10 @@ class TorchSubject:
 
     def run(self, images: NDArray[np.uint8], layers: bool) -> Run:
         """Run it; with layers node by node."""
-        import torch
-
+        try:
+            import torch
+        except ImportError as error:
+            raise UserError("PyTorch is not installed", hint="pip install torch") from error
         from yolomlir.evaluate.torch_model import build_torch, run_layers
 
         height, width = images.shape[1:3]

@@ -15,7 +15,8 @@ from __future__ import annotations
 import io
 import logging
 import os
-from typing import Any
+import stat
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +62,8 @@ def _decode(file: str | io.BytesIO, name: object) -> Pixels:
     # Pillow's plug-ins raise nearly anything on a damaged file (struct.error, KeyError,
     # IndexError, …). Every failure is reported with its reason, so nothing is swallowed here.
     try:
-        if isinstance(file, str) and os.path.getsize(file) == 0:
-            raise SourceError(name, "the file is empty")
+        if isinstance(file, str):
+            file = _checked(file, name)
         with Image.open(file) as image:
             return image_from_pil(image, str(name))
     except SourceError:
@@ -80,6 +81,19 @@ def _decode(file: str | io.BytesIO, name: object) -> Pixels:
         raise SourceError(name, "not enough memory to decode it") from error
     except Exception as error:
         raise undecodable(name, error) from error
+
+
+def _checked(path: str, name: object) -> str | io.BytesIO:
+    """The file, or what a pipe holds, which Pillow could not read twice. Refuses an empty one."""
+    status = os.stat(path)
+    if stat.S_ISFIFO(status.st_mode):
+        with open(path, "rb") as pipe:
+            return io.BytesIO(pipe.read() or _refuse_empty(name))
+    return path if status.st_size else _refuse_empty(name)
+
+
+def _refuse_empty(name: object) -> NoReturn:
+    raise SourceError(name, "the file is empty")
 
 
 def undecodable(name: object, error: Exception) -> SourceError:
