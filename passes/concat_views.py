@@ -87,6 +87,7 @@ class ConcatViews(Pass):
 
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Leave only views between the dispatches of `@main`."""
+        self.require_positive("alignment")
         block = entry_block(module)
         require_grouped(block, ("yolo.slice", *_READS))
         _move_slices_up(block)

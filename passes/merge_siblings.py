@@ -74,6 +74,7 @@ class MergeSiblings(Pass):
 
     def run(self, module: ir.Module, context: PassContext) -> None:
         """Merge the siblings of `@main`."""
+        self.require_positive("alignment")
         families: dict[object, list[ir.Operation]] = defaultdict(list)
         taken = rewriting.weight_names(module)
         for op in operations(entry_block(module)):

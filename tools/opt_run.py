@@ -302,7 +302,7 @@ def list_passes() -> str:
         first = (inspect.getdoc(cls) or "").splitlines()[0]
         lines.append(f"  --{name:<28} {first}")
     lines.append("Pipelines:")
-    options = "level=0|1|2|3 precision=fp32|tf32|fp16"
+    options = "level=0|1|2|3 precision=fp32|tf32|fp16 pairs=all|CxHxW[:N]+..."
     for name, kind in PIPELINES.items():
         lines.append(f"  --{name:<28} the graph pipeline of a {kind} target; {options}")
     lines.append("Every pass of upstream MLIR works as well, by its name there.")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from yolomlir.bindings import ir, passmanager
+from yolomlir.diagnostics import UserError
 
 if TYPE_CHECKING:
     from yolomlir.passes.base import PassContext
@@ -101,7 +102,10 @@ class IRPrinting(Instrumentation):
 
 
 class TreeDump(Instrumentation):
-    """Write the module after every pass to `folder/NN_pass.mlir`; `00_input.mlir` comes first."""
+    """Write the module after every pass to `folder/NN_pass.mlir`; `00_input.mlir` comes first.
+
+    Raises UserError where the folder cannot be made or written to.
+    """
 
     def __init__(self, folder: Path, printer: Printer) -> None:
         self._folder, self._printer = folder, printer
@@ -111,7 +115,6 @@ class TreeDump(Instrumentation):
     ) -> None:
         """Write the input, once."""
         if index == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
             self._write("00_input", module)
 
     def after(
@@ -124,7 +127,12 @@ class TreeDump(Instrumentation):
 
     def _write(self, name: str, module: ir.Module) -> None:
         safe = re.sub(r"[^\w.-]", "_", name)
-        (self._folder / f"{safe}.mlir").write_text(self._printer(module))
+        path = self._folder / f"{safe}.mlir"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(self._printer(module), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write: {error.strerror}", where=str(path)) from error
 
 
 class Timing(Instrumentation):

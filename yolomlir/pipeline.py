@@ -315,5 +315,7 @@ def optimize(
     try:
         pipeline.run(module, context)
     except InternalError as error:
-        hint = f"a bug of yolomlir; reproducer: {reproducer.path}"
+        hint = "a bug of yolomlir"
+        if reproducer.path is not None:
+            hint += f"; reproducer: {reproducer.path}"
         raise InternalError(error.message, where=error.where, hint=hint) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import tempfile
@@ -19,9 +20,14 @@ if TYPE_CHECKING:
     from yolomlir.passes.base import PassContext
     from yolomlir.pipeline import Step
 
+LOGGER = logging.getLogger(__name__)
+
 
 def write_reproducer(path: Path, step: Step, module: ir.Operation, context: PassContext) -> None:
-    """Write the IR before a pass, how to run that pass on it, and its weights beside it."""
+    """Write the IR before a pass, how to run that pass on it, and its weights beside it.
+
+    Raises UserError where the file cannot be written.
+    """
     flags = [f"--pass-pipeline=builtin.module({step.element})", f"--target={context.target.name}"]
     if not isinstance(context.weights, AbstractWeights):
         weights = weights_beside(path)
@@ -30,7 +36,10 @@ def write_reproducer(path: Path, step: Step, module: ir.Operation, context: Pass
     header = "// configuration: " + " ".join(shlex.quote(flag) for flag in flags)
     run = "// run again with: yolomlir-opt --run-reproducer THIS_FILE"
     text = str(module.get_asm(enable_debug_info=True))
-    path.write_text(f"{header}\n{run}\n{text.rstrip()}\n")
+    try:
+        path.write_text(f"{header}\n{run}\n{text.rstrip()}\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write: {error.strerror}", where=str(path)) from error
 
 
 def weights_beside(path: Path) -> Path:
@@ -39,14 +48,21 @@ def weights_beside(path: Path) -> Path:
 
 
 def save_weights(path: Path, store: WeightStore, module: ir.Module | ir.Operation) -> None:
-    """Write the tensors that the module uses. Raises UserError where the store has no data."""
+    """Write the tensors that the module uses.
+
+    Raises UserError where the store has no data, or the file cannot be written.
+    """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     names = [yolo.string(op, "name") for op in yolo.ops_in(module, "yolo.weight")]
     missing = [name for name in names if name not in store]
     if missing:
         raise UserError(f"there is no data for weight '{missing[0]}'", hint="give --weights")
-    save_file({name: store[name] for name in names}, str(path))
+    try:
+        save_file({name: store[name] for name in names}, str(path))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write: {error}", where=str(path)) from error
 
 
 def configuration_of(text: str) -> list[str] | None:
@@ -94,7 +110,13 @@ class LateReproducer(Instrumentation):
     def failed(
         self, steps: Sequence[Step], index: int, module: ir.Module, context: PassContext
     ) -> None:
-        """Write the copy."""
-        if self._copy is not None:
-            self.path = Path(tempfile.mkdtemp(prefix="yolomlir-")) / "reproducer.mlir"
-            write_reproducer(self.path, steps[index], self._copy, context)
+        """Write the copy. Where that fails, too, it is only logged: the pass's failure counts."""
+        if self._copy is None:
+            return
+        try:
+            path = Path(tempfile.mkdtemp(prefix="yolomlir-")) / "reproducer.mlir"
+            write_reproducer(path, steps[index], self._copy, context)
+        except (OSError, UserError) as error:
+            LOGGER.warning("no reproducer could be written: %s", error)
+            return
+        self.path = path

@@ -484,3 +484,29 @@ def test_a_damaged_variance_names_layer_and_channel(opt, tmp_path: Path) -> None
     assert code == 1
     assert "error: model.7.bn: batch norm's variance is -1.0 at channel 3" in err
     assert "note: model.7.bn: in pass 'yolo-fold-batch-norm'" in err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--mlir-print-ir-tree-dir={}/dump",),
+        ("--mlir-pass-pipeline-crash-reproducer={}/crash.mlir",),
+        ("--weights=random:1", "--weights-output={}/weights.safetensors"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named(
+    opt, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    code, _, stderr = opt(CONV_BN, "--yolo-cse", *(f.format(tmp_path / "file") for f in flags))
+    assert code == 1
+    assert "cannot write" in stderr
+    assert f"{tmp_path / 'file'}" in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("flag", ["--yolo-merge-siblings", "--yolo-concat-views"])
+def test_an_alignment_of_no_channels_is_refused(opt, flag: str) -> None:
+    code, _, stderr = opt(CONV_BN, f"{flag}=alignment=0")
+    assert code == 1
+    assert f"'{flag[2:]}': alignment is 0; it must be at least 1" in stderr

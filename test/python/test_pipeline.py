@@ -266,6 +266,25 @@ def test_a_failure_in_the_product_leaves_a_reproducer(monkeypatch: pytest.Monkey
         shutil.rmtree(file.parent)
 
 
+def test_a_reproducer_that_cannot_be_written_hides_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Cse, module: ir.Module, context: PassContext) -> None:
+        raise ZeroDivisionError("by zero")
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Cse, "run", fail)
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with yolo.new_context():
+        model = import_zeros("n")
+        context = PassContext(weights=model.weights)
+        with pytest.raises(InternalError, match=r"pass 'yolo-cse' failed.*a bug of yolomlir\)$"):
+            optimize(model.module, context, target_named("sm_90"))
+    assert "no reproducer could be written: [Errno 28] No space left on device" in caplog.text
+
+
 # ---- random graphs ------------------------------------------------------------------------------
 
 
