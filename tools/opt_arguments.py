@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from yolomlir.passes.registry import REGISTRY
 
+from yolomlir import __version__
+from yolomlir.bindings import SUPPORTED_LLVM
 from yolomlir.diagnostics import UserError
 from yolomlir.pipeline import PIPELINES, Pipeline
 from yolomlir.reproducer import configuration_of
@@ -62,6 +64,8 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument(flag, action="store_true", help="always so; taken for habit's sake")
     p.add_argument("--run-reproducer", action="store_true", help="take flags from the input file")
     p.add_argument("--dump-pass-pipeline", action="store_true")
+    version = f"yolomlir-opt {__version__}, MLIR {SUPPORTED_LLVM}"
+    p.add_argument("--version", action="version", version=version)
     p.add_argument("--list-passes", "--show-passes", action="store_true")
     return p
 

@@ -43,6 +43,19 @@ def test_a_text_file_is_not_a_picture(capsys, tmp_path, checkpoint_file) -> None
     assert f"{text}: not a picture" in line
 
 
+def test_a_large_picture_is_read_without_pillows_warning(tmp_path, checkpoint_file) -> None:
+    large = tmp_path / "large.png"
+    Image.new("1", (10_000, 9_000)).save(large)  # Pillow warns from 89 million pixels on
+    done = yolomlir_command("predict", checkpoint_file, large, *SMALL)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("url", ["ftp://host/a.jpg", "file:///a.jpg", "S3://bucket/a.jpg"])
+def test_other_kinds_of_urls_are_refused(capsys, url) -> None:
+    line = refused(capsys, "predict", "x.pt", url)
+    assert f"{url}: no URL of a kind that is read (http, https, rtsp" in line
+
+
 def test_unwritable_outputs_fail_before_the_compile(capsys, tmp_path, photo, monkeypatch) -> None:
     monkeypatch.setattr("yolomlir.api.compile", lambda *a, **k: pytest.fail("compiled"))
     monkeypatch.setattr("yolomlir.api.compile_artifact", lambda *a, **k: pytest.fail("compiled"))

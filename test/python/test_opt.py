@@ -18,7 +18,8 @@ from yolomlir.passes import rewriting
 from yolomlir.passes.base import REGISTRY, Pass, PassContext
 from yolomlir.tools.opt import main
 
-from yolomlir.bindings import ir
+from yolomlir import __version__
+from yolomlir.bindings import SUPPORTED_LLVM, ir
 
 SILU = """\
 !t = tensor<1x8x6x6xf32>
@@ -220,6 +221,13 @@ def test_function_passes_are_nested_as_mlir_opt_does(opt) -> None:
     code, _, err = opt(SILU, "--affine-loop-tile", "--dump-pass-pipeline")
     assert code == 0
     assert "func.func(affine-loop-tile" in err
+
+
+def test_the_version_names_mlirs_too(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"yolomlir-opt {__version__}, MLIR {SUPPORTED_LLVM}\n"
 
 
 def test_list_names_every_pass_and_pipeline(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn, Protocol, cast
 
@@ -93,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminated.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Of pictures that Pillow still reads: what it refuses is said as an error of ours.
+    warnings.filterwarnings("ignore", "Image size .* decompression bomb")
     _print_anything()
     try:
         with termination_raises():

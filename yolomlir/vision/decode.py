@@ -98,7 +98,9 @@ def _refuse_empty(name: object) -> NoReturn:
 
 def undecodable(name: object, error: Exception) -> SourceError:
     """The SourceError for whatever a decoder raised about a picture."""
-    return SourceError(name, f"cannot be decoded: {_describe(error)}")
+    large = isinstance(error, Image.DecompressionBombError)
+    hint = "scale it down, or cut it into pieces" if large else None
+    return SourceError(name, f"cannot be decoded: {_describe(error)}", hint=hint)
 
 
 def _describe(error: Exception) -> str:

@@ -109,7 +109,10 @@ def live_source(source: object) -> LiveSource | None:
         return _stream(source)
     if scheme.lower() in ("http", "https") and rest.partition("?")[0].lower().endswith(".m3u8"):
         return _stream(source)
-    return None
+    if scheme.lower() in ("http", "https") or len(scheme) < 2 or os.path.lexists(source):
+        return None  # a picture or video there, a drive of Windows, a file of such a name
+    kinds = ", ".join(("http", "https", *STREAM_SCHEMES))
+    raise SourceError(without_password(source), "no URL of a kind that is read", hint=kinds)
 
 
 def _is_device(path: object) -> bool:
