@@ -283,6 +283,7 @@ class _Graph:
             and list(yolo.integers(conv, "strides")) == [1, 1]
             and not any(yolo.integers(conv, "padding"))
             and yolo.integer(conv, "groups") == 1
+            and not any(_is_enlarged(value) for value in self.sources(call))
         )
 
     def can_begin(self, call: ir.Operation) -> bool:
@@ -413,6 +414,14 @@ def _holds(value: ir.Value, inner: Sequence[ir.Value]) -> bool:
     if value in inner:
         return True
     return op is not None and op.name in VIEWS and any(_holds(v, inner) for v in op.operands)
+
+
+def _is_enlarged(value: ir.Value) -> bool:
+    """Whether a value has an enlarged part, where `yolo-concat-views` has not run yet."""
+    op = producer(value)
+    if op is None or op.name not in (*VIEWS, "yolo.upsample"):
+        return False
+    return op.name == "yolo.upsample" or any(_is_enlarged(v) for v in op.operands)
 
 
 def _is_stored(value: ir.Value, chain: Sequence[ir.Operation]) -> bool:

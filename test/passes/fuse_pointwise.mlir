@@ -181,3 +181,31 @@ func.func private @conv2d_1x1s1_16x4x4_8(%x: !c, %w: !v) -> !t
       padding = array<i64: 0, 0, 0, 0>, groups = 1 : i64} : (!c, !v) -> !t
   return %0 : !t
 }
+
+// -----
+
+// Before yolo-concat-views an upsampling may lie between two dispatches: they stay apart.
+// CHECK-LABEL: func.func @main
+// CHECK: %[[A:.*]] = call @first
+// CHECK: %[[U:.*]] = "yolo.upsample"(%[[A]])
+// CHECK: call @second(%[[U]]
+!t = tensor<1x8x4x4xf32, #yolo.layout<"nhwc">>
+!u = tensor<1x8x8x8xf32, #yolo.layout<"nhwc">>
+!w = tensor<8x8x1x1xf32, #yolo.layout<"ohwi">>
+func.func @main(%x: !t) -> !u {
+  %w = "yolo.weight"() {name = "w"} : () -> !w
+  %0 = func.call @first(%x, %w) {yolo.dispatch} : (!t, !w) -> !t
+  %1 = "yolo.upsample"(%0) {factor = 2 : i64} : (!t) -> !u
+  %2 = func.call @second(%1, %w) {yolo.dispatch} : (!u, !w) -> !u
+  return %2 : !u
+}
+func.func private @first(%x: !t, %w: !w) -> !t attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>,
+      groups = 1 : i64} : (!t, !w) -> !t
+  return %0 : !t
+}
+func.func private @second(%x: !u, %w: !w) -> !u attributes {yolo.family = "conv2d"} {
+  %0 = "yolo.conv2d"(%x, %w) {strides = array<i64: 1, 1>, padding = array<i64: 0, 0, 0, 0>,
+      groups = 1 : i64} : (!u, !w) -> !u
+  return %0 : !u
+}
