@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from graphs import Graph, Recipe, build, recipes
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from yolomlir.dialects import yolo
 from yolomlir.dialects.layout import Layout
 from yolomlir.passes.base import PassContext, parse_pass
@@ -14,6 +17,7 @@ from yolomlir.passes.registry import REGISTRY
 from yolomlir.arena_interpreter import ORDERS, Arena, run_plan
 from yolomlir.bindings import ir
 from yolomlir.codegen.build_plan import build_plan
+from yolomlir.diagnostics import UserError
 from yolomlir.interpreter import interpret
 from yolomlir.pipeline import Pipeline, pipeline_for
 from yolomlir.target import target_named
@@ -138,11 +142,44 @@ def test_pipelines_step_by_step(kind: str, recipe: Recipe) -> None:
 @settings(quick, max_examples=4)
 def test_every_pass_alone(name: str, recipe: Recipe) -> None:
     """On the graph as it is, or as the passes that it needs leave it."""
-    needs = {"yolo-concat-views": OWN[1:3], "yolo-plan-memory": OWN[1:]}
+    needs = {
+        "yolo-concat-views": OWN[1:3],
+        "yolo-plan-memory": OWN[1:],
+        "yolo-fuse-pointwise": OWN[1:4],
+        "yolo-fuse-bottlenecks": OWN[1:4],
+    }
     with yolo.new_context(), ir.Location.unknown():
         graph = build(recipe, layout=Layout.NHWC if name in (*OWN, *needs) else Layout.LOGICAL)
         expected = interpret(graph.module, graph.inputs, graph.weights)
-        context = PassContext(weights=graph.weights)
+        target = target_named("sm_90" if name.startswith("yolo-fuse-") else "cpu")
+        context = PassContext(weights=graph.weights, target=target)
         for text in (*needs.get(name, ()), name):
             _run(graph, text, context)
         _close(interpret(graph.module, graph.inputs, graph.weights), expected, name)
+
+
+@given(
+    recipe=recipes(),
+    extra=st.lists(
+        st.tuples(
+            st.integers(0, 63),
+            st.sampled_from([n for n in REGISTRY if n not in (*CHANGE, "yolo-assign-tiles")]),
+        ),
+        max_size=6,
+    ),
+)
+@settings(quick, max_examples=60)
+def test_passes_in_any_order(recipe: Recipe, extra: list[tuple[int, str]]) -> None:
+    """A pass may refuse what it finds, with a UserError; an InternalError is one that failed or left
+    invalid IR. None changes the meaning."""
+    order = ["yolo-layout-propagation{weights=ohwi}", "yolo-transpose-elision", *OWN[1:], PLANS[1]]
+    for place, name in extra:
+        order.insert(place % (len(order) + 1), name)
+    with yolo.new_context(), ir.Location.unknown():
+        graph = build(recipe)
+        expected = interpret(graph.module, graph.inputs, graph.weights)
+        context = PassContext(weights=graph.weights, target=target_named("sm_90"))
+        for text in order:
+            with suppress(UserError):
+                Pipeline.parse(text).run(graph.module, context)
+        _close(interpret(graph.module, graph.inputs, graph.weights), expected, ", ".join(order))
