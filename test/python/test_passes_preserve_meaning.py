@@ -170,8 +170,8 @@ def test_every_pass_alone(name: str, recipe: Recipe) -> None:
 )
 @settings(quick, max_examples=60)
 def test_passes_in_any_order(recipe: Recipe, extra: list[tuple[int, str]]) -> None:
-    """A pass may refuse what it finds, with a UserError; an InternalError is one that failed or left
-    invalid IR. None changes the meaning."""
+    """A pass may refuse what it finds, which is a UserError; one that fails or leaves invalid IR
+    raises InternalError here. None changes the meaning."""
     order = ["yolo-layout-propagation{weights=ohwi}", "yolo-transpose-elision", *OWN[1:], PLANS[1]]
     for place, name in extra:
         order.insert(place % (len(order) + 1), name)

@@ -122,7 +122,7 @@ def _op(op: ir.Operation) -> str:
     return f"{kind}[{';'.join(sorted(options))}]" if options else kind
 
 
-_USUAL = {("strides", "1"), ("dilations", "1"), ("groups", "1"), ("padding", "0"), ("scale", "1.0")}
+_USUAL = {("strides", "1"), ("groups", "1"), ("padding", "0"), ("scale", "1.0")}
 
 
 def _plain(attribute: ir.Attribute) -> str:
