@@ -144,7 +144,8 @@ def recompile(
     """The model of an artifact for another GPU, from the optimised IR and the weights inside it.
 
     The graph and the plan stay; tiles are chosen anew, kernels generated for the new target.
-    Raises UnsupportedError from or to the CPU, whose weights lie in another order.
+    Raises UnsupportedError from or to the CPU, whose weights lie in another order, and UserError
+    where the IR is not what this version reads.
     """
     from yolomlir.bindings import ir
     from yolomlir.dialects import yolo
@@ -166,12 +167,32 @@ def recompile(
     precision = str(source.metadata.get("precision", artifact.info.precision))
     weights = WeightStore(source.weights)
     with yolo.new_context(), ir.Location.unknown():
-        module = ir.Module.parse(source.ir)
+        module = _parsed(source.ir)
         AssignTiles(override=True).run(module, PassContext(weights=weights, target=target))
         text = str(module)
         program = _generate(module, source.plan, weights, precision, target, progress)
     program.ir = text
     return replace(artifact, programs={target.name: program})
+
+
+def _parsed(text: str) -> ir.Module:
+    """An artifact's optimised IR, in the current context. Raises UserError where it is none."""
+    from yolomlir.bindings import ir
+    from yolomlir.dialects import yolo
+    from yolomlir.passes.outlining import entry_block
+    from yolomlir.pipeline import first_error
+
+    hint = "compile the checkpoint again"
+    try:
+        module = ir.Module.parse(text)
+        yolo.verify(module)
+        entry_block(module)
+    except ir.MLIRError as error:
+        message = f"the IR inside cannot be read: {first_error(error)[1]}"
+        raise UserError(message, hint=hint) from error
+    except UserError as error:
+        raise UserError(f"the IR inside cannot be used: {error.message}", hint=hint) from error
+    return module
 
 
 def merge(artifacts: Sequence[Artifact]) -> Artifact:

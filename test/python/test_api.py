@@ -304,6 +304,24 @@ def test_a_gpu_s_file_does_not_become_a_cpu_s() -> None:
         recompile(_artifact("sm_90"), "cpu")
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "cannot be used: the module has no function @main"),
+        ("func.func @main(", "cannot be read"),
+        (
+            'func.func @main() { "yolo.weight"() {name = "w", x} : () -> tensor<1xf32> return }',
+            "cannot be used: 'yolo.weight' has no attribute 'x'",
+        ),
+    ],
+)
+def test_a_file_whose_ir_is_none_is_refused(text: str, reason: str) -> None:
+    artifact = _artifact("sm_90")
+    artifact.programs["sm_90"].ir = text
+    with pytest.raises(UserError, match=f"{reason}.*compile the checkpoint again"):
+        recompile(artifact, "sm_120")
+
+
 # ---- the cache ----------------------------------------------------------------------------------
 
 
