@@ -152,10 +152,12 @@ def test_a_list_without_a_class_is_refused(capsys, photo, checkpoint_file) -> No
 def test_a_picture_may_come_through_a_pipe(capsys, tmp_path, photo, checkpoint_file) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_bytes(Path(photo).read_bytes()))
+    writer = threading.Thread(
+        target=lambda: pipe.write_bytes(Path(photo).read_bytes()), daemon=True
+    )  # which waits for ever where nobody reads
     writer.start()
     found = detections(capsys, checkpoint_file, pipe, *ALL)
-    writer.join()
+    writer.join(10)
     assert found == detections(capsys, checkpoint_file, photo, *ALL)
 
 
