@@ -82,6 +82,16 @@ def test_figures_are_printed_and_written(command, few_categories, tmp_path, caps
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
 
 
+def test_a_cache_that_cannot_be_written_is_a_warning(
+    command, few_categories, tmp_path, monkeypatch, caplog
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("YOLOMLIR_CACHE_DIR", str(tmp_path / "file"))
+    code, _ = command("--data", few_categories)
+    assert code == 0
+    assert "will begin anew" in caplog.text
+
+
 def test_an_interrupted_run_goes_on(command, few_categories, tmp_path, capsys) -> None:
     code, _ = command("--data", few_categories, fail_after=2)
     assert code == 130

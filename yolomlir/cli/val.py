@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from yolomlir.evaluate.outputs import check_folder, check_picture, check_writabl
 from yolomlir.evaluate.val import model_digest, run_val
 from yolomlir.frontend.download import resolve_weights
 from yolomlir.settings import settings
+
+_log = logging.getLogger(__name__)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -161,7 +164,13 @@ def _settings(args: argparse.Namespace, model: Model) -> EvaluationSettings:
     protocol = _protocol(args)
     if protocol.journal or args.no_resume:
         return protocol
-    return replace(protocol, journal=_default_journal(args, model))
+    journal = _default_journal(args, model)
+    try:
+        check_folder(journal.parent)
+    except UserError as error:  # a cache that cannot be written costs time, and is no error
+        _log.warning("a run that is interrupted will begin anew: %s", error)
+        return protocol
+    return replace(protocol, journal=journal)
 
 
 def _default_journal(args: argparse.Namespace, model: Model) -> Path:
