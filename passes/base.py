@@ -74,6 +74,32 @@ class Pass:
         return f"{self.name}{{{text}}}" if text else self.name
 
 
+@dataclass(frozen=True)
+class Step:
+    """One pass of a pipeline, ready to run.
+
+    text: the pass as written, options included. anchors: the ops it is nested in, outermost first,
+    `builtin.module` left out. own: the pass, when it is not an upstream one.
+    """
+
+    text: str
+    anchors: tuple[str, ...] = ()
+    own: Pass | None = None
+
+    @property
+    def name(self) -> str:
+        """The pass's flag, without options."""
+        return self.text.partition("{")[0]
+
+    @property
+    def element(self) -> str:
+        """The pass in its anchors, as an element of a `builtin.module` pipeline."""
+        text = self.text
+        for anchor in reversed(self.anchors):
+            text = f"{anchor}({text})"
+        return text
+
+
 def _option_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 

@@ -9,14 +9,11 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from yolomlir.bindings import ir, passmanager
 from yolomlir.diagnostics import UserError
-
-if TYPE_CHECKING:
-    from yolomlir.passes.base import PassContext
-    from yolomlir.pipeline import Step
+from yolomlir.passes.base import PassContext, Step
 
 Printer = Callable[[ir.Module], str]
 """How a module becomes text; debug info and generic form are the printer's business."""

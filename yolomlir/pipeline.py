@@ -17,7 +17,7 @@ from yolomlir.bindings import ir, passmanager
 from yolomlir.diagnostics import InternalError, UserError, YolomlirError
 from yolomlir.dialects import yolo
 from yolomlir.instrumentation import Instrumentation, run_counting
-from yolomlir.passes.base import Pass, PassContext, parse_pass
+from yolomlir.passes.base import PassContext, Step, parse_pass
 from yolomlir.passes.registry import REGISTRY
 from yolomlir.reproducer import LateReproducer
 from yolomlir.target import Target
@@ -30,32 +30,6 @@ DEFAULT_LEVEL = 2
 HALF = "fp16"
 """The precision of products that is one of storage as well."""
 _OPEN, _CLOSE = "({[<", ")}]>"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One pass of a pipeline, ready to run.
-
-    text: the pass as written, options included. anchors: the ops it is nested in, outermost first,
-    `builtin.module` left out. own: the pass, when it is not an upstream one.
-    """
-
-    text: str
-    anchors: tuple[str, ...] = ()
-    own: Pass | None = None
-
-    @property
-    def name(self) -> str:
-        """The pass's flag, without options."""
-        return self.text.partition("{")[0]
-
-    @property
-    def element(self) -> str:
-        """The pass in its anchors, as an element of a `builtin.module` pipeline."""
-        text = self.text
-        for anchor in reversed(self.anchors):
-            text = f"{anchor}({text})"
-        return text
 
 
 @dataclass

@@ -8,17 +8,13 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from yolomlir.bindings import ir
 from yolomlir.diagnostics import UserError
 from yolomlir.dialects import yolo
 from yolomlir.frontend.weights import AbstractWeights, WeightStore
 from yolomlir.instrumentation import Instrumentation
-
-if TYPE_CHECKING:
-    from yolomlir.passes.base import PassContext
-    from yolomlir.pipeline import Step
+from yolomlir.passes.base import PassContext, Step
 
 LOGGER = logging.getLogger(__name__)
 
