@@ -351,7 +351,7 @@ def compile(
     if not isinstance(weights, Checkpoint) and Path(weights).suffix == SUFFIX:
         model = load(weights, target=target, threads=threads)
         try:
-            _check_artifact(model.info, Path(weights), size, precision, batch, max_det, input_dtype)
+            check_artifact(model.info, Path(weights), size, precision, batch, max_det, input_dtype)
         except UserError:
             model.close()
             raise
@@ -433,7 +433,7 @@ def _chip(target: str) -> int:
     return int(number) if number != target and number.isdecimal() else 0
 
 
-def _check_artifact(
+def check_artifact(
     info: ModelInfo,
     path: Path,
     size: tuple[int, int] | None,

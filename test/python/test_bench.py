@@ -79,6 +79,8 @@ def test_a_compiled_file_alone(capsys: pytest.CaptureFixture[str], tmp_path) -> 
     arguments = ["--against", "none", "--rounds", "1", "--seconds", "0.05", "--onnx", str(exported)]
     assert main(["bench", str(path), *arguments]) == 0
     assert "yolomlir cpu fp32" in capsys.readouterr().out
+    assert main(["bench", str(path), *arguments[:2], "--batch", "4"]) == 2
+    assert "compiled with batch 1, not 4" in capsys.readouterr().err
     onnx = pytest.importorskip("onnx")
     onnx.checker.check_model(onnx.load(exported))
 

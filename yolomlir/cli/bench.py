@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from yolomlir.api import compile_artifact, native_target
+from yolomlir.api import check_artifact, choose_program, compile_artifact, native_target
 from yolomlir.cli.options import add_compile_options, add_device_option, device_target, whole
 from yolomlir.cli.progress import console, progress_bar
 from yolomlir.compiler import PRECISIONS, CompileOptions
@@ -52,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "mnn, ncnn",
     )
     parser.add_argument("--image", metavar="FILE", help="the input (default: a packaged photo)")
-    parser.add_argument("--batch", type=whole, default=1, metavar="N", help="images at once (1)")
+    parser.add_argument("--batch", type=whole, metavar="N", help="images at once (1)")
     parser.add_argument("--rounds", type=whole, default=10, metavar="N", help="rounds (10)")
     parser.add_argument(
         "--seconds", type=float, default=0.5, metavar="S", help="an engine's turn in a round (0.5)"
@@ -131,7 +132,14 @@ def _ours(args: argparse.Namespace) -> tuple[list[Candidate], Graph, Artifact]:
     path = resolve_weights(args.model)
     if Path(path).suffix == SUFFIX:
         artifact = Artifact.load(path)
-        program = next(iter(artifact.programs.values()))
+        wanted = device_target(args.device)
+        name = choose_program(artifact, None if wanted == "native" else wanted, path)
+        program = artifact.programs[name]
+        precision = str(program.metadata.get("precision", artifact.info.precision))
+        info = replace(artifact.info, precision=precision)
+        given = (args.imgsz, args.precision, args.batch, args.max_det, None)
+        check_artifact(info, Path(path), *given)
+        artifact = replace(artifact, info=info, programs={name: program})
         ours = Candidate(OURS, artifact.info.precision, artifact)
         return [ours], graph_of_program(program, artifact.info), artifact
     checkpoint = load_checkpoint(path)
@@ -154,7 +162,7 @@ def _compile(
         precision=precision,
         height=height,
         width=width,
-        batch=args.batch,
+        batch=args.batch or CompileOptions.batch,
         max_det=args.max_det or CompileOptions.max_det,
     ).resolved()
     with progress_bar() as progress:
