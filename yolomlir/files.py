@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+_UNWRITABLE: set[Path] = set()
+"""Folders that were warned about."""
+
+
+def warn_unwritable(folder: Path, error: OSError, logger: logging.Logger) -> None:
+    """Say that kernels cannot be kept in a folder: once a process, not once a kernel."""
+    level = logging.DEBUG if folder in _UNWRITABLE else logging.WARNING
+    _UNWRITABLE.add(folder)
+    logger.log(level, "%s: cannot be written, its kernels are not cached: %s", folder, error)
 
 
 @contextmanager

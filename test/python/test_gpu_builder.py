@@ -121,6 +121,16 @@ def test_the_cache_is_read_and_a_damaged_entry_compiled_again(tmp_path, caplog):
     assert entry.stat().st_mtime_ns > before
 
 
+def test_a_cache_that_cannot_be_written_is_one_warning(tmp_path, caplog):
+    target = target_named("sm_90")
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with ir.Context():
+        for name in ("one", "two"):
+            ptx.compile_kernel(reverse_kernel(name), target, cache=blocked / "kernels")
+    assert caplog.text.count(f"{blocked / 'kernels'}: cannot be written") == 1
+
+
 def test_several_processes_give_the_same_kernels():
     target = target_named("sm_90")
     with ir.Context():

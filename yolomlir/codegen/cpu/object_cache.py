@@ -12,12 +12,10 @@ from yolomlir.codegen.cpu.isa import Host
 from yolomlir.codegen.cpu.kernel import KernelSource
 from yolomlir.codegen.cpu.lower import CompiledKernel
 from yolomlir.codegen.cpu.phases import Phase
-from yolomlir.files import replacing
+from yolomlir.files import replacing, warn_unwritable
 
 _LOG = logging.getLogger(__name__)
 _MAGIC = b"yolomlir cpu kernel 1\n"
-_UNWRITABLE: set[Path] = set()
-"""Folders that were warned about: once, not once a kernel."""
 
 
 class _CorruptError(Exception):
@@ -61,9 +59,7 @@ def store(folder: Path, key: str, kernel: CompiledKernel) -> None:
         with replacing(path) as file:
             file.write(_encode(kernel))
     except OSError as error:
-        level = logging.DEBUG if folder in _UNWRITABLE else logging.WARNING
-        _UNWRITABLE.add(folder)
-        _LOG.log(level, "%s: cannot be written, its kernels are not cached: %s", folder, error)
+        warn_unwritable(folder, error, _LOG)
 
 
 def _path(folder: Path, key: str) -> Path:

@@ -15,7 +15,7 @@ from yolomlir.bindings import SUPPORTED_LLVM, gpu, ir, passmanager
 from yolomlir.codegen import workers
 from yolomlir.codegen.gpu.kernel import Kernel, Launch
 from yolomlir.diagnostics import InternalError, UserError
-from yolomlir.files import replacing
+from yolomlir.files import replacing, warn_unwritable
 from yolomlir.target import Target
 
 logger = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ def read_entry(path: Path | None) -> tuple[str, Cubin] | None:
 
 
 def write_entry(path: Path | None, ptx: str, cubin: Cubin) -> None:
-    """Store a kernel atomically. A folder that cannot be written is logged, never fatal."""
+    """Store a kernel atomically. A folder that cannot be written is warned about, never fatal."""
     if path is None:
         return
     text = ptx.encode()
@@ -256,4 +256,4 @@ def write_entry(path: Path | None, ptx: str, cubin: Cubin) -> None:
         with replacing(path) as file:
             file.write(json.dumps(header).encode() + b"\n" + body)
     except OSError as error:
-        logger.warning("%s: cannot write the kernel cache: %s", path, error)
+        warn_unwritable(path.parent, error, logger)
