@@ -63,5 +63,15 @@ def _deferred(number: signal.Signals) -> Iterator[None]:
             signal.raise_signal(number)
 
 
+def forget_interruption() -> None:
+    """After an interruption that was handled: let the exit code be what `sys.exit` says.
+
+    CPython remembers that a KeyboardInterrupt left code which it ran from a string, such as what
+    `dataclasses` makes while a module is imported, until it runs the next such code; a process
+    begun with `python -m` ends by SIGINT then, whatever became of the exception.
+    """
+    exec("")
+
+
 def _is_main() -> bool:
     return threading.current_thread() is threading.main_thread()

@@ -287,6 +287,19 @@ def test_interruption_keeps_what_was_done(
     assert len(json.loads(output.read_text())) == 1
 
 
+def test_ctrl_c_amid_an_import_ends_it_in_one_line(tmp_path) -> None:
+    """`dataclasses` runs code from strings, of which CPython remembers the interruption."""
+    (tmp_path / "amid.py").write_text(
+        "import sys\n"
+        "from yolomlir.cli import main\n"
+        "main.command = lambda name: exec('raise KeyboardInterrupt')\n"
+        "sys.exit(main.main(['info']))\n"
+    )
+    command = [sys.executable, "-m", "amid"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "yolomlir: interrupted\n")
+
+
 def test_ctrl_c_ends_it_in_one_line(photo, checkpoint_file) -> None:
     command = [sys.executable, "-m", "yolomlir", "predict", checkpoint_file, *[photo] * 5000, *ALL]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -18,7 +18,7 @@ from typing import NoReturn, Protocol, cast
 from yolomlir import __version__
 from yolomlir.cli.progress import discard_output, printable
 from yolomlir.diagnostics import InternalError, YolomlirError
-from yolomlir.interrupts import TerminatedError, termination_raises
+from yolomlir.interrupts import TerminatedError, forget_interruption, termination_raises
 
 COMMANDS = {
     "predict": "detect objects in images, folders, globs, URLs, videos, cameras and streams",
@@ -105,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard_output()
         return 0
     except KeyboardInterrupt as error:
+        forget_interruption()
         code = interruption_code(error)
         said = "terminated" if code == EXIT_TERMINATED else "interrupted"
         print(f"yolomlir: {said}", file=sys.stderr)
