@@ -17,7 +17,8 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from yolomlir.compiler import CompileOptions, compile_checkpoint, whole
+from yolomlir.arguments import whole
+from yolomlir.compiler import CompileOptions, compile_checkpoint
 from yolomlir.diagnostics import UserError
 from yolomlir.fingerprint import compiler_fingerprint, host_fingerprint
 from yolomlir.frontend.checkpoint import Checkpoint, load_checkpoint

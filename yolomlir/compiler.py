@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from yolomlir.arguments import whole
 from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.frontend.checkpoint import Checkpoint
 from yolomlir.progress import ProgressCallback
@@ -88,16 +88,6 @@ class CompileOptions:
                 hint=f"one of: {', '.join(known)}",
             )
         return replace(self, precision=precision, max_det=min(self.max_det, anchors))
-
-
-def whole(name: str, value: object) -> int:
-    """An option as an `int`, which numpy's integers become. Raises UserError for anything else."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)  # type: ignore[arg-type] # that is the question
-    except TypeError:
-        raise UserError(f"{name} is {value!r}; expected a whole number") from None
 
 
 def _check_side(name: str, side: int) -> None:

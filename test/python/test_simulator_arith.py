@@ -290,8 +290,8 @@ def bfloat16_bits(value: float) -> int:
     """Round to nearest even by comparing with both neighbours exactly."""
     bits = int(np.float32(value).view(np.uint32))
     low, high = bits & 0xFFFF0000, (bits & 0xFFFF0000) + 0x10000
-    to_float = lambda b: float(np.array(b, np.uint32).view(np.float32))  # noqa: E731
-    below, above = abs(to_float(low) - value), abs(to_float(high) - value)
+    low_value, high_value = np.array([low, high], np.uint32).view(np.float32).tolist()
+    below, above = abs(low_value - value), abs(high_value - value)
     if below == above:
         return (low if (low >> 16) % 2 == 0 else high) >> 16
     return (low if below < above else high) >> 16

@@ -6,7 +6,6 @@ Between two inferences the threads sleep; during one they never leave compiled c
 from __future__ import annotations
 
 import ctypes
-import operator
 import os
 import threading
 import weakref
@@ -17,6 +16,7 @@ import numpy as np
 from llvmlite import binding
 from numpy.typing import NDArray
 
+from yolomlir.arguments import whole
 from yolomlir.diagnostics import InternalError, UserError
 from yolomlir.runtime.artifact import Program
 from yolomlir.runtime.cpu_driver import (
@@ -152,12 +152,7 @@ class CpuExecutor:
 def _checked_threads(threads: object) -> int:
     """The number of threads as an `int`. Raises UserError for what cannot be one."""
     most = max(MOST_THREADS, os.cpu_count() or 1)
-    try:
-        number = operator.index(threads)  # type: ignore[arg-type] # that is the question
-    except TypeError:
-        raise UserError(f"threads is {threads!r}; expected a whole number") from None
-    if number < 1:
-        raise UserError(f"threads is {number}; it must be at least 1")
+    number = whole("threads", threads, 1)
     if number > most:
         raise UserError(f"threads is {number}; it must be at most {most}")
     return number

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 from PIL import Image
 
 from yolomlir import __version__
-from yolomlir.diagnostics import UserError
+from yolomlir.arguments import whole
 from yolomlir.vision.decode import (
     Pixels,
     SourceError,
@@ -152,8 +152,8 @@ def open_sources(
     """
     check_color(color)
     for name, value in (("video_stride", video_stride), ("frames", frames)):
-        if value is not None and (not hasattr(value, "__index__") or value < 1):
-            raise UserError(f"{name}={value!r}: expected a whole number, 1 or more")
+        if value is not None:
+            whole(name, value, 1)
     return _number(_Reader(color, video_stride, frames, timeout_s).read(sources))
 
 

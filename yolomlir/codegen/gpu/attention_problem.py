@@ -110,8 +110,9 @@ def default_tile(shape: AttentionShape, target: Target, precision: str) -> Atten
     if target.clusters and -(-shape.tokens // 16) * shape.heads * shape.batch * 2 <= sms:
         return AttentionTile(cluster=2)
     key_tiles = 1 if precision == "fp32" else 2
-    if blocks >= sms:
-        return AttentionTile(_QUERIES, key_tiles, warps=4 if precision == "fp16" else 8)
+    larger = AttentionTile(_QUERIES, key_tiles, warps=4 if precision == "fp16" else 8)
+    if blocks >= sms and _fits(shape, larger, precision):
+        return larger
     return AttentionTile(key_tiles=key_tiles)
 
 
