@@ -114,7 +114,7 @@ def test_frames_of_a_video(tmp_path) -> None:
     path = tmp_path / "clip.ts"
     path.write_bytes(transport_stream(5))
     assert [f.frame_number for f in open_sources([path, path], frames=2)] == [0, 1, 0, 1]
-    with pytest.raises(UserError, match="frames=0"):
+    with pytest.raises(UserError, match="frames is 0; it must be at least 1"):
         open_sources(path, frames=0)
 
 
