@@ -54,12 +54,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def parsed(own: str = "", images: int = 1) -> ir.Module:
-    return ir.Module.parse(of_images(images).replace("TILE", own))
+def parsed(own: str = "", images: int = 1, side: str = "8x8") -> ir.Module:
+    return ir.Module.parse(of_images(images, side).replace("TILE", own))
 
 
-def of_images(count: int) -> str:
-    return MODULE.replace("<1x64x8x8", f"<{count}x64x8x8")
+def of_images(count: int, side: str = "8x8") -> str:
+    return MODULE.replace("<1x64x8x8", f"<{count}x64x{side}")
 
 
 def function_of(module: ir.Module) -> ir.Operation:
@@ -76,11 +76,11 @@ def described(text: str = MODULE) -> tuple[str, str]:
 
 
 def assigned(
-    own: str = "", target: str = "sm_90", images: int = 1, **options: bool
+    own: str = "", target: str = "sm_90", images: int = 1, side: str = "8x8", **options: bool
 ) -> tuple[str, dict[str, int]]:
     """The key of the tile that the pass gives, and its statistics."""
     with yolo.new_context(), ir.Location.unknown():
-        module = parsed(own, images)
+        module = parsed(own, images, side)
         context = PassContext(weights=AbstractWeights(), target=target_named(target))
         AssignTiles(**options).run(module, context)
         attribute = ir.DictAttr(function_of(module).attributes["yolo.tile"])
@@ -175,10 +175,26 @@ def test_the_nearest_number_of_images_serves_first(monkeypatch: pytest.MonkeyPat
     assert assigned(images=8) == (few, {"from_shipped": 1})
 
 
-def test_a_predicted_tile_serves_its_own_number_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("images", "side", "known"),
+    [
+        (1, "6x8", True), (1, "8x16", True), (1, "8x17", False), (1, "1x1", True),
+        (2, "4x8", True), (64, "1x1", True), (64, "1x3", False),
+    ],
+)  # fmt: skip
+def test_a_tile_measured_with_another_image_size_serves(
+    images: int, side: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What counts is the pixels of all images: 64 were measured, of one image."""
+    ship(monkeypatch, SHIPPED)
+    _, statistics = assigned(images=images, side=side)
+    assert statistics == {"from_shipped" if known else "from_rule": 1}
+
+
+def test_a_predicted_tile_serves_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
     ship(monkeypatch, SHIPPED, images=8, kind="predicted")
     assert assigned(images=8)[1] == {"from_shipped": 1}
-    assert assigned(images=16)[1] == {"from_rule": 1}
+    assert assigned(images=16)[1] == assigned(images=8, side="8x9")[1] == {"from_rule": 1}
 
 
 def test_what_is_known_of_one_target_is_not_taken_for_another(

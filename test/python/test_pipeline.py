@@ -117,8 +117,7 @@ def test_the_level_is_the_measured_one_where_there_is_one() -> None:
     size = (640, 640, 1)
     assert levels.measured_level("sm_90", "n", "tf32", *size) == 3
     assert levels.measured_level("sm_90", "m", "tf32", *size) == 2
-    for other in (("sm_120", "n", "tf32", *size), ("sm_90", "n", "tf32", 320, 320, 1)):
-        assert levels.measured_level(*other) == DEFAULT_LEVEL
+    assert levels.measured_level("sm_120", "n", "tf32", *size) == DEFAULT_LEVEL
 
 
 def test_a_level_serves_numbers_of_images_near_those_that_were_measured() -> None:
@@ -129,14 +128,30 @@ def test_a_level_serves_numbers_of_images_near_those_that_were_measured() -> Non
     assert levels.measured_level("sm_90", "m", "fp16", 640, 640, 3) == DEFAULT_LEVEL
 
 
+def test_a_level_serves_image_sizes_near_those_that_were_measured() -> None:
+    """Below the smallest all: the less there is to compute, the more launches count."""
+    sizes = [(480, 640), (320, 320), (32, 32), (800, 800)]
+    assert [levels.measured_level("sm_90", "n", "tf32", *s, 1) for s in sizes] == [3] * 4
+    assert levels.measured_level("sm_90", "s", "fp16", 1280, 1280, 1) == DEFAULT_LEVEL
+
+
+def test_pairs_serve_other_image_sizes() -> None:
+    """They are named by the shapes that the image's size gives them."""
+    measured = levels.measured_pairs("sm_90", "s", "tf32", 640, 640, 1)
+    assert measured == "32x160x160:3+32x80x80:2+32x80x80:4"
+    other = levels.measured_pairs("sm_90", "s", "tf32", 480, 640, 1)
+    assert other == "32x120x160:3+32x60x80:2+32x60x80:4"
+    assert levels.measured_pairs("sm_90", "s", "tf32", 1280, 1280, 1) == ""
+
+
 def test_pairs_are_the_measured_ones_of_level_3() -> None:
-    """By default and where the level is asked for; other levels and sizes have none."""
+    """By default and where the level is asked for; other levels have none."""
     fused = {}
-    for level, size in ((None, 640), (3, 640), (2, 640), (3, 320)):
+    for level, size in ((None, 640), (3, 640), (2, 640), (3, 1280)):
         options = CompileOptions("sm_90", "tf32", height=size, width=size, level=level)
         text = emit(seeded_checkpoint("n", 80, 0), options, "optimized")
         fused[level, size] = text.count("call @chain_3x3s1_16x80x80_16_silu_then_3x3s1_16_silu_add")
-    assert fused == {(None, 640): 2, (3, 640): 2, (2, 640): 0, (3, 320): 0}
+    assert fused == {(None, 640): 2, (3, 640): 2, (2, 640): 0, (3, 1280): 0}
     other = ("sm_120", "n", "tf32", 640, 640, 1)
     assert levels.measured_pairs(*other) == ""
 

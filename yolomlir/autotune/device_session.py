@@ -18,6 +18,7 @@ from yolomlir.autotune.search import Progress
 from yolomlir.autotune.session import tune
 from yolomlir.autotune.tables import Table, load_table
 from yolomlir.autotune.workload import collect
+from yolomlir.cli.options import image_size
 from yolomlir.compiler import PRECISIONS, CompileOptions
 from yolomlir.diagnostics import UserError, YolomlirError
 from yolomlir.frontend.checkpoint import load_checkpoint
@@ -45,6 +46,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--precision", default="tf32", choices=PRECISIONS["gpu"])
     parser.add_argument("--level", type=int, choices=(2, 3), help="optimisation level")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once")
+    parser.add_argument(
+        "--imgsz", type=image_size, default=(640, 640), metavar="SIZE",
+        help="image side, or HEIGHTxWIDTH (640)",
+    )  # fmt: skip
     parser.add_argument("--layers", nargs="*", help="only layers that begin so")
     parser.add_argument("--workers", type=int, help="compiler processes")
     args = parser.parse_args(argv)
@@ -91,9 +96,11 @@ def _tune(
     builder: ProcessBuilder, table: Table | None,
 ) -> Table:  # fmt: skip
     started = time.monotonic()
+    height, width = args.imgsz
     options = CompileOptions(
-        target=target, precision=args.precision, level=args.level, batch=args.batch
-    )
+        target=target, precision=args.precision, level=args.level, batch=args.batch,
+        height=height, width=width,
+    )  # fmt: skip
     workload = collect(load_checkpoint(resolve_weights(name)), options, args.layers)
     logger.info("%s: %d functions, ready in %.1f s", name, len(workload.cases), _since(started))
     with CudaMeasure(workload) as measure:

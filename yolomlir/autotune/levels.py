@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from yolomlir.autotune.batches import standing_for
+from yolomlir.autotune.sizes import Size, standing_for
 
 DEFAULT_LEVEL = 2
 """Where nothing was measured."""
@@ -22,8 +22,8 @@ DEFAULT_LEVEL = 2
 def measured_level(
     target: str, scale: str, precision: str, height: int, width: int, batch: int
 ) -> int:
-    """The faster level of the same model on the same target, with as many images or a number that
-    stands for it; or `DEFAULT_LEVEL`."""
+    """The faster level of the same model on the same target, at this size or one that stands for
+    it; or `DEFAULT_LEVEL`."""
     record = _record(target, scale, precision, height, width, batch)
     if record is None:
         return DEFAULT_LEVEL
@@ -35,25 +35,36 @@ def measured_pairs(
 ) -> str:
     """The pairs of 3x3 convolutions that level 3 was measured with, each of which made it faster.
 
-    As `pipeline_for` takes them; empty where nothing was measured, or none helped.
+    As `pipeline_for` takes them, for this size; empty where nothing was measured, or none helped.
     """
     record = _record(target, scale, precision, height, width, batch)
-    return "" if record is None else str(record.get("pairs", ""))
+    if record is None or "pairs" not in record:
+        return ""
+    return "+".join(
+        _resized(pair, (height, record["height"]), (width, record["width"]))
+        for pair in record["pairs"].split("+")
+    )
+
+
+def _resized(pair: str, height: tuple[int, int], width: tuple[int, int]) -> str:
+    """`CxHxW` or `CxHxW:N`, for the first of two heights and widths of images in place of the
+    second."""
+    size, *length = pair.split(":")
+    channels, rows, columns = map(int, size.split("x"))
+    resized = f"{channels}x{rows * height[0] // height[1]}x{columns * width[0] // width[1]}"
+    return ":".join([resized, *length])
 
 
 def _record(
     target: str, scale: str, precision: str, height: int, width: int, batch: int
 ) -> dict[str, Any] | None:
-    wanted = {
-        "target": target, "scale": scale, "precision": precision,
-        "height": height, "width": width,
-    }  # fmt: skip
+    wanted = {"target": target, "scale": scale, "precision": precision}
     found = {
-        int(record["batch"]): record
+        Size(record["batch"], record["height"], record["width"]): record
         for record in _records()
         if all(record[key] == value for key, value in wanted.items())
     }
-    return next((found[near] for near in standing_for(batch, found)), None)
+    return next((found[near] for near in standing_for(Size(batch, height, width), found)), None)
 
 
 @cache

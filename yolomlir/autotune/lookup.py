@@ -61,10 +61,8 @@ class Lookup:
         table = tables.shipped(self.target.name) if self.use_table else None
         if table is None:
             return
-        for batch in table.batches(self.precision, signature.batch_of(function)):
-            entry = table.find(self.precision, signature.signature(function, batch))
-            if entry is not None:
-                yield entry.tile, TABLE
+        for entry in table.near(self.precision, signature.Form.of(function)):
+            yield entry.tile, TABLE
 
     def _from_databases(self, function: ir.Operation) -> Iterator[str]:
         if self._databases is None:

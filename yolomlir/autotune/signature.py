@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import yolomlir
+from yolomlir.autotune.sizes import Size
 from yolomlir.autotune.space import SPACE_VERSION
 from yolomlir.bindings import SUPPORTED_LLVM, ir
+from yolomlir.diagnostics import InternalError
 from yolomlir.dialects import yolo
 from yolomlir.dialects.layout import Layout
 
@@ -22,6 +25,7 @@ _TILE = "yolo.tile"
 _SOURCES = ("codegen/gpu/*.py", "codegen/linalg*.py", "passes/lower_to_linalg.py")
 _WEIGHTS = (Layout.OHWI, Layout.HWIO)
 _DTYPES = {"f32": "", "ui8": "u8", "si8": "i8", "f16": "f16"}
+_IMAGES = re.compile(r"[ ,](\d+)x\d+x(\d+)x(\d+)")
 
 
 def function_text(function: ir.Operation) -> str:
@@ -32,34 +36,87 @@ def function_text(function: ir.Operation) -> str:
     return re.sub(r",? ?yolo\.tile = \{[^}]*\}", "", text, count=1).strip()
 
 
-def signature(function: ir.Operation, batch: int | None = None) -> str:
+@dataclass(frozen=True)
+class Form:
+    """A function without its size: what it has in common with those of other images.
+
+    size: the function's own, which is that of the first image tensor that it reads.
+    """
+
+    size: Size
+    _family: str
+    _operands: tuple[_Tensor, ...]
+    _ops: str
+    _results: tuple[_Tensor, ...]
+
+    @classmethod
+    def of(cls, function: ir.Operation) -> Form:
+        """The form of a dispatch function at the `yolo` level."""
+        block = function.regions[0].blocks[0]
+        operands = tuple(_Tensor.of(value.type) for value in block.arguments)
+        *inner, end = (view.operation for view in block.operations)
+        first = next((t.shape for t in operands if t.is_image and len(t.shape) == 4), None)
+        if first is None:
+            raise InternalError(f"{yolo.string(function, 'sym_name')} reads no image tensor")
+        return cls(
+            Size(first[0], *first[2:]),
+            yolo.string(function, "yolo.family"),
+            operands,
+            " ".join(_op(op) for op in inner),
+            tuple(_Tensor.of(value.type) for value in end.operands),
+        )
+
+    def at(self, size: Size) -> str:
+        """The signature of such a function whose first image tensor has this size."""
+        operands, results = (
+            ",".join(t.text(self.size, size) for t in tensors)
+            for tensors in (self._operands, self._results)
+        )
+        return f"{self._family} {operands} > {self._ops} > {results}"
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """shape: N, C, H, W of an image tensor; N and others of a list of boxes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    is_image: bool
+
+    @classmethod
+    def of(cls, type_: ir.Type) -> _Tensor:
+        tensor = ir.RankedTensorType(type_)
+        shape = tuple(tensor.shape)
+        is_image = len(shape) > 2 and Layout.of(type_) not in _WEIGHTS
+        return cls(shape, _DTYPES.get(str(tensor.element_type), "?"), is_image)
+
+    def text(self, own: Size, wanted: Size) -> str:
+        shape = list(self.shape)
+        if self.is_image:
+            shape[0] = wanted.images
+        if self.is_image and len(shape) == 4:
+            shape[2] = shape[2] * wanted.height // own.height
+            shape[3] = shape[3] * wanted.width // own.width
+        return "x".join(map(str, shape)) + self.dtype
+
+
+def signature(function: ir.Operation) -> str:
     """Family, operands, ops with what changes them, result, as one readable line.
 
     Such as `conv2d 1x64x160x160,64x64x3x3,64 > conv2d[padding=1;strides=2] silu >
     1x64x80x80`. It has all that decides which tile is best and nothing that a small change of the
-    compiler alters. batch: of the same function for so many images.
+    compiler alters.
     """
-    block = function.regions[0].blocks[0]
-    operands = ",".join(_type(value.type, batch) for value in block.arguments)
-    ops = []
-    for view in block.operations:
-        op = view.operation
-        if op.name == "func.return":
-            result = ",".join(_type(value.type, batch) for value in op.operands)
-        else:
-            ops.append(_op(op))
-    return f"{yolo.string(function, 'yolo.family')} {operands} > {' '.join(ops)} > {result}"
+    form = Form.of(function)
+    return form.at(form.size)
 
 
-def batch_of(function: ir.Operation) -> int:
-    """How many images a function computes at once."""
-    *_, end = function.regions[0].blocks[0].operations
-    return int(ir.RankedTensorType(end.operation.operands[0].type).shape[0])
-
-
-def batch_in(text: str) -> int:
-    """How many images the function of a signature computes at once."""
-    return int(text.rpartition(" > ")[2].partition("x")[0])
+def size_in(text: str) -> Size:
+    """The size of the function of a signature, as `Form` has it."""
+    found = _IMAGES.search(text.partition(" > ")[0])
+    if found is None:
+        raise ValueError(f"'{text}' reads no image tensor")
+    return Size(*map(int, found.groups()))
 
 
 def entry_key(text: str, target: str, device: str, precision: str, assembler: str) -> str:
@@ -102,14 +159,6 @@ def assembler_version() -> str:
         return ".".join(str(part) for part in _nvjitlink().version())
     except UserError:
         return "none"
-
-
-def _type(type_: ir.Type, batch: int | None = None) -> str:
-    tensor = ir.RankedTensorType(type_)
-    shape = list(tensor.shape)
-    if batch is not None and len(shape) > 2 and Layout.of(type_) not in _WEIGHTS:
-        shape[0] = batch
-    return "x".join(map(str, shape)) + _DTYPES.get(str(tensor.element_type), "?")
 
 
 def _op(op: ir.Operation) -> str:

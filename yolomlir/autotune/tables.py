@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from yolomlir.autotune.batches import standing_for
-from yolomlir.autotune.signature import batch_in
+from yolomlir.autotune.signature import Form, size_in
+from yolomlir.autotune.sizes import Size, standing_for
 from yolomlir.autotune.space import SPACE_VERSION
 
 logger = logging.getLogger(__name__)
@@ -53,21 +53,24 @@ class Table:
             entry = self.entries.get("tf32", {}).get(signature)
         return entry
 
-    def batches(self, precision: str, batch: int) -> list[int]:
-        """The batch sizes whose tiles may serve one of `batch` images, the nearest first.
+    def near(self, precision: str, form: Form) -> Iterator[TableEntry]:
+        """The entries that may serve a function, the nearest first.
 
-        Its own, and those that were measured and stand for it. What is predicted is so for each
-        size alone.
+        Its own, and those of other sizes that were measured and stand for it. What is predicted is
+        so for each size alone.
         """
+        if own := self.find(precision, form.at(form.size)):
+            yield own
         if self.kind != MEASURED:
-            return [batch]
-        others = standing_for(batch, self._measured_batches.get(precision, ()))
-        return [batch, *(b for b in others if b != batch)]
+            return
+        others = {s: self.find(precision, form.at(s)) for s in self._sizes - {form.size}}
+        known = {size: entry for size, entry in others.items() if entry is not None}
+        yield from (known[size] for size in standing_for(form.size, known))
 
     @cached_property
-    def _measured_batches(self) -> dict[str, list[int]]:
-        """By precision, in rising order."""
-        return {p: sorted({batch_in(text) for text in rows}) for p, rows in self.entries.items()}
+    def _sizes(self) -> frozenset[Size]:
+        """Of all functions."""
+        return frozenset(size_in(text) for rows in self.entries.values() for text in rows)
 
     def merged(self, other: Table) -> Table:
         """With the entries of another of the same GPU, which win."""
