@@ -159,6 +159,17 @@ def test_one_copy_and_one_wait_a_step_the_first_before_the_earlier_kernels_end(t
         assert after.count("try_wait.parity.shared") == work.steps
 
 
+def test_barriers_are_made_in_a_branch_that_stays():
+    """One barrier is so little that ptxas would predicate the branch, for the whole warp to run."""
+    case = ChainCase(40, 40, 64, (Link(64), Link(80, (Part(64, 0),))), kernel=3, depthwise=True)
+    tile = bulk(32, 1, 8, 16, 2, rows=4)
+    assert plan(tile, shape_of_case(case, "fp16")).slots == 1
+    ptx = assembled(kernel_of(case, tile, "sm_90", "fp16"), "sm_90")
+    *earlier, last = ptx.split("mbarrier.init")
+    assert earlier
+    assert "bar.warp.sync" in last.split("$L__")[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])

@@ -170,9 +170,9 @@ def test_the_nearest_number_of_images_serves_first(monkeypatch: pytest.MonkeyPat
     ship(monkeypatch, SHIPPED, TUNED, images=4)
     found = {n: assigned(images=n)[0] for n in (2, 4, 5, 6, 8, 64)}
     few, many = full(SHIPPED), full(TUNED)
-    assert found == {2: few, 4: few, 5: few, 6: many, 8: many, 64: many}
+    assert found == {2: few, 4: few, 5: many, 6: many, 8: many, 64: many}
     ship(monkeypatch, SHIPPED, TOO_LARGE, images=4)
-    assert assigned(images=8) == (few, {"from_shipped": 1})
+    assert assigned(images=5) == assigned(images=8) == (few, {"from_shipped": 1})
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,9 @@ def test_shipped_tables_are_whole(target: str, monkeypatch: pytest.MonkeyPatch) 
         for name, entry in rows.items():
             tile = space.tile_of(name.split()[0], entry.tile)
             assert space.tile_of(name.split()[0], space.key_of(tile)) == tile
-            assert 0 < entry.us <= 1.1 * entry.default_us
+            # The whole graph decides about launches: what makes room may be slower alone.
+            most = 1.25 if "carveout" in entry.tile else 1.1
+            assert 0 < entry.us <= most * entry.default_us
 
 
 # ---- predictions --------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ class BulkRing:
                 mbarrier.make_barrier(self._full, 1, _WORDS * slot)
             for slot in range(layout.slots if layout.returned else 0):
                 mbarrier.make_barrier(self._free, layout.blocks, _WORDS * slot)
+            mbarrier.stay_in_branch()
             mbarrier.publish_barriers()
         if layout.blocks > 1:
             instructions.cluster_arrive(relaxed=True)

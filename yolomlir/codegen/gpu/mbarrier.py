@@ -46,10 +46,17 @@ BARRIER_BYTES = 8
 def expect_bytes(barrier: Buffer, count: Int | int) -> None:
     """The first thread of a warp makes `barrier` one that `count` bytes complete, once."""
     make_barrier(barrier)
-    # Without this ptxas may predicate both instead of branching. The first is then one instruction
-    # of the whole warp, and compute-sanitizer reports a race of two lanes.
-    nvvm.bar_warp_sync(arith.constant(i32_type(), _FIRST_LANE))
+    stay_in_branch()
     expect_sent(barrier, count)
+
+
+def stay_in_branch() -> None:
+    """The first thread of a warp, which has made a barrier in a branch of its own.
+
+    Without this ptxas may predicate the branch away. What makes the barrier is then one instruction
+    of the whole warp, and compute-sanitizer reports a race with the lane that uses it.
+    """
+    nvvm.bar_warp_sync(arith.constant(i32_type(), _FIRST_LANE))
 
 
 def make_barrier(barrier: Buffer, arrivals: int = 1, at: int = 0) -> None:
