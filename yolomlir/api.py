@@ -17,7 +17,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from yolomlir.arguments import whole
+from yolomlir.arguments import file_path, whole
 from yolomlir.compiler import CompileOptions, compile_checkpoint
 from yolomlir.diagnostics import UserError
 from yolomlir.fingerprint import compiler_fingerprint, host_fingerprint
@@ -349,10 +349,12 @@ def compile(
     for a file or option it cannot compile, and for an option that a `.ylm` was not compiled with.
     """
     size = None if imgsz is None else _size(imgsz)
-    if not isinstance(weights, Checkpoint) and Path(weights).suffix == SUFFIX:
+    if not isinstance(weights, Checkpoint):
+        weights = file_path("weights", weights, "a .safetensors, .pt or .ylm file, or a Checkpoint")
+    if isinstance(weights, Path) and weights.suffix == SUFFIX:
         model = load(weights, target=target, threads=threads)
         try:
-            check_artifact(model.info, Path(weights), size, precision, batch, max_det, input_dtype)
+            check_artifact(model.info, weights, size, precision, batch, max_det, input_dtype)
         except UserError:
             model.close()
             raise
@@ -387,7 +389,7 @@ def load(
 
     target: which of its programs; None or `native` takes the best one for this machine.
     """
-    artifact = Artifact.load(path)
+    artifact = Artifact.load(file_path("path", path, "a .ylm file"))
     wanted = None if target == "native" else target
     return Model(artifact, target=choose_program(artifact, wanted, path), threads=threads)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import os
+from pathlib import Path
 from typing import Any
 
 from yolomlir.diagnostics import UserError
@@ -24,4 +26,11 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
-__all__ = ["whole"]
+def file_path(name: str, value: Any, expected: str) -> Path:
+    """An argument as a path. Raises UserError for what is none, saying what was expected."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise UserError(f"{name} is {value!r:.60}; expected {expected}")
+    return Path(value)
+
+
+__all__ = ["file_path", "whole"]

@@ -33,11 +33,14 @@ class Interpreted:
         level: int = 3,
         precision: str = "tf32",
         pairs: str = "",
+        tuned: bool = False,
     ) -> None:
+        """tuned: with the tiles of the shipped table."""
         imported = import_model(checkpoint, height=HEIGHT, width=WIDTH)
         context = PassContext(weights=imported.weights, target=target_named(self.target))
         steps = Pipeline.parse(pipeline_for("gpu", level, precision, pairs)).steps
-        Pipeline([s for s in steps if s.name != "yolo-assign-tiles"]).run(imported.module, context)
+        steps = [s for s in steps if tuned or s.name != "yolo-assign-tiles"]
+        Pipeline(steps).run(imported.module, context)
         self._module, self._weights = imported.module, imported.weights
         text = str(imported.module)
         weights = {name: imported.weights[name] for name in imported.weights}

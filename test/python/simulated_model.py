@@ -29,9 +29,15 @@ class Simulated(Interpreted):
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, *, level: int, precision: str, pairs: str = ""
+        self,
+        checkpoint: Checkpoint,
+        *,
+        level: int,
+        precision: str,
+        pairs: str = "",
+        tuned: bool = False,
     ) -> None:
-        super().__init__(checkpoint, level=level, precision=precision, pairs=pairs)
+        super().__init__(checkpoint, level=level, precision=precision, pairs=pairs, tuned=tuned)
         target = target_named(self.target)
         lowered = ir.Module.parse(str(self._module))
         LowerToLinalg().run(lowered, PassContext(target=target))
