@@ -15,6 +15,7 @@ from yolomlir.passes.outlining import dispatches, functions
 
 from yolomlir.arena_interpreter import ORDERS, Arena, run_plan
 from yolomlir.autotune import space, tables
+from yolomlir.autotune.signature import Form
 from yolomlir.bindings import ir
 from yolomlir.codegen.build_plan import build_plan
 from yolomlir.codegen.gpu import chain
@@ -103,12 +104,9 @@ class OneTile:
     def __init__(self, tile: ChainTile) -> None:
         self.key = space.key_of(tile)
 
-    def batches(self, precision: str, batch: int) -> list[int]:
-        return [batch]
-
-    def find(self, precision: str, signature: str) -> tables.TableEntry | None:
-        known = signature.startswith("chain ")
-        return tables.TableEntry(self.key, 1.0, 1.0) if known else None
+    def near(self, precision: str, form: Form) -> list[tables.TableEntry]:
+        known = form.at(form.size).startswith("chain ")
+        return [tables.TableEntry(self.key, 1.0, 1.0)] if known else []
 
 
 def test_a_table_is_not_believed_where_a_tile_does_not_fit(
