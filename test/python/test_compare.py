@@ -261,6 +261,19 @@ def test_a_compiled_file_against_other_runtimes(
     assert "agree" in capsys.readouterr().out
 
 
+def test_weights_by_name(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+    """Wherever compare takes a checkpoint: of the model, as what is right, as the other model."""
+    path = str(tmp_path / "model.ylm")
+    assert main(["compile", "seeded:n", "-o", path, "--target", "cpu", "--imgsz", "32"]) == 0
+    assert main(["compare", path, "--weights", "seeded:n", "--noise", "1"]) == 0
+    assert main(["compare", path, "--against", "seeded:n", "--noise", "1"]) == 0
+    capsys.readouterr()
+    assert main(["compare", path, "--against", "seeded:s", "--noise", "1"]) == 2
+    assert "is YOLO26s at 32x32; the model is YOLO26n" in capsys.readouterr().err
+    assert main(["compare", path, "--weights", "seeded:q", "--noise", "1"]) == 2
+    assert "unknown scale 'q'" in capsys.readouterr().err
+
+
 def test_torch_agrees(graph: Graph, image: np.ndarray) -> None:
     pytest.importorskip("torch")
     from yolomlir.evaluate.subjects import TorchSubject

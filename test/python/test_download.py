@@ -196,6 +196,8 @@ def test_offline(
 
 @pytest.mark.parametrize("name", ["yolo11n", "yolo26z", "best.pt", "folder/yolo26n.pt"])
 def test_other_names_are_missing_files(name: str) -> None:
+    with pytest.raises(UserError, match=r"none.ylm: no such file .*`yolomlir compile"):
+        resolve_weights("none.ylm")
     with pytest.raises(UserError, match=r"no such file .*yolo26n, yolo26s"):
         resolve_weights(name)
 

@@ -35,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--weights", nargs="+", required=True, metavar="MODEL",
-        help="checkpoints, or seeded:n, seeded:s … for untrained weights of a scale",
+        help="checkpoints, or seeded:n, seeded:s … for untrained weights of a scale; where two "
+        "have the same kernel, the tile of the first stays",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds for all models")
@@ -73,7 +74,8 @@ def _run(args: argparse.Namespace) -> None:
         raise UserError(f"{device.name} is no GPU that yolomlir targets")
     database = Database.open(device.target, device.name, args.out / "measurements.jsonl")
     path = args.out / f"{device.target}.json"
-    table = load_table(path) if path.exists() else None
+    known = load_table(path) if path.exists() else None
+    fresh: Table | None = None
     builder = ProcessBuilder(args.workers)
     try:
         for number, name in enumerate(args.weights):
@@ -84,8 +86,11 @@ def _run(args: argparse.Namespace) -> None:
             share = left / (len(args.weights) - number)
             if number == 0 and args.first:
                 share = min(args.first, left)
-            table = _tune(name, args, device.target, share, database, builder, table)
-            table.save(path)
+            found = _tune(name, args, device.target, share, database, builder)
+            # A model's graph decided how its kernels are launched: of one that two models have,
+            # the tile of the model named first stays.
+            fresh = found.merged(fresh) if fresh else found
+            (known.merged(fresh) if known else fresh).save(path)
     finally:
         builder.close()
     _calibrate(database, args)
@@ -93,7 +98,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def _tune(
     name: str, args: argparse.Namespace, target: str, seconds: float, database: Database,
-    builder: ProcessBuilder, table: Table | None,
+    builder: ProcessBuilder,
 ) -> Table:  # fmt: skip
     started = time.monotonic()
     height, width = args.imgsz
@@ -114,8 +119,7 @@ def _tune(
         file.write(report.markdown(result) + "\n")
     with (args.out / "report.jsonl").open("a", encoding="utf-8") as file:
         file.write(report.as_json(result, indent=None))
-    found = result.table()
-    return table.merged(found) if table else found
+    return result.table()
 
 
 def _calibrate(database: Database, args: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ from yolomlir.evaluate.subjects import (
     TorchSubject,
     weights_of,
 )
-from yolomlir.frontend.download import resolve_weights
+from yolomlir.frontend.download import is_name, resolve_weights
 
 _SHOWN = 10
 _HEADER = ("layer", "shape", "difference", "own error", "tolerance", "ratio")
@@ -61,7 +61,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--noise", type=seed, metavar="SEED", help="run on an image of random pixels instead"
     )
     parser.add_argument(
-        "--weights", metavar="FILE", help="the checkpoint that a .ylm model was compiled from"
+        "--weights",
+        metavar="FILE",
+        help="the checkpoint that a .ylm model was compiled from, or its name",
     )
     parser.add_argument(
         "--conf", type=float, default=0.25, metavar="P", help="least score of detections (0.25)"
@@ -104,7 +106,7 @@ def _other(
     """What to compare with (None: the exact reference), and the weights that count as right."""
     info = model.info
     size = (info.height, info.width)
-    known = args.weights or path
+    known = resolve_weights(args.weights) if args.weights else path
     if args.against == "reference":
         return None, weights_of(model, known)
     if args.against in FRAMEWORKS:
@@ -119,20 +121,21 @@ def _other(
             known, args, target="cpu", precision="fp32", imgsz=size, max_det=info.max_det
         )
         return ProgramSubject("cpu", other), weights_of(other, known)
-    if not Path(args.against).is_file():
+    if not Path(args.against).is_file() and not is_name(args.against):
         raise UserError(
             "is neither a file nor something to compare with",
             where=f"--against {args.against}",
             hint=f"reference, cpu, {', '.join(FRAMEWORKS)}, a .ylm file or a checkpoint",
         )
-    other = open_model(args.against, args, imgsz=size, max_det=info.max_det)
+    second = resolve_weights(args.against)
+    other = open_model(second, args, imgsz=size, max_det=info.max_det)
     if (other.info.height, other.info.width) != size or other.info.scale != info.scale:
         raise UserError(
             f"is YOLO26{other.info.scale} at {other.info.height}x{other.info.width}; the model is "
             f"YOLO26{info.scale} at {info.height}x{info.width}",
             where=args.against,
         )
-    return ProgramSubject(Path(args.against).name, other), weights_of(other, args.against)
+    return ProgramSubject(second.name, other), weights_of(other, second)
 
 
 def _images(args: argparse.Namespace, model: Model) -> NDArray[np.uint8]:

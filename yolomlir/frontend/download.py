@@ -51,12 +51,18 @@ def resolve_weights(weights: str | Path) -> Path:
     if match is not None:
         return fetch_release(match["scale"])
     releases = ", ".join(f"yolo26{scale}" for scale in SCALES)
-    raise UserError(
-        "no such file",
-        where=path,
-        hint=f"give the path of a .safetensors or .pt file, one of {releases} to download it, "
-        "or seeded:n for untrained weights",
+    hint = (
+        f"give the path of a .safetensors or .pt file, one of {releases} to download it, "
+        "or seeded:n for untrained weights"
     )
+    if path.suffix == ".ylm":
+        hint = "`yolomlir compile WEIGHTS -o FILE.ylm` writes one"
+    raise UserError("no such file", where=path, hint=hint)
+
+
+def is_name(weights: str) -> bool:
+    """Whether `resolve_weights` takes it for a name, not for a path."""
+    return weights.startswith(_SEEDED) or _RELEASE.fullmatch(weights) is not None
 
 
 def seeded_file(scale: str) -> Path:
