@@ -69,7 +69,7 @@ def predict(workload: Workload) -> Prediction:
     """Every launch of a workload on its target's GPU, with the tiles that a compile would take."""
     by_case = {}
     for name, case in workload.cases.items():
-        tile = _tile(workload, name)
+        tile = case.tile
         by_case[name] = (space.key_of(tile), _time(case, workload.precision, tile))
     steps = []
     for step in workload.plan.steps:
@@ -80,18 +80,6 @@ def predict(workload: Workload) -> Prediction:
         problem = workload.cases[step.kernel].problem
         steps.append(StepPrediction(step.layer, family, us, flops(problem), moved(step), key))
     return Prediction(steps, sum(s.us for s in steps), _longest(workload, steps))
-
-
-def _tile(workload: Workload, name: str) -> Tile:
-    """The shipped table's, else the default one."""
-    case = workload.cases[name]
-    table = tables.shipped(workload.target.name)
-    entry = table.find(workload.precision, case.signature) if table else None
-    if entry is not None:
-        tile = space.tile_of(case.problem.family, entry.tile)
-        if space.illegal(case.problem, tile) is None:
-            return tile
-    return space.default(case.problem)
 
 
 def as_facts(prediction: Prediction, gpu: str, workload: Workload) -> dict[str, Any]:

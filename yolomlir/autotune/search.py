@@ -1,8 +1,9 @@
 """The search: for each function its own, interleaved so that compiling never waits for measuring.
 
-A function's search goes by batches: the default tile with the model's best and a few at random,
-then neighbours of the fastest so far, until batches bring nothing. What a batch holds depends only
-on the function's own measurements, so that the order in which workers finish changes nothing.
+A function's search goes by batches: the default tile and the one that a compile takes (measured
+already, perhaps, or for another size), with the model's best and a few at random, then neighbours
+of the fastest so far, until batches bring nothing. What a batch holds depends only on the
+function's own measurements, so that the order in which workers finish changes nothing.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class CaseSearch:
         To be called when every key of the last batch has been recorded.
         """
         if not self.asked:
-            return self._ask(self._opening(), self.plan.first + self.plan.random + 1)
+            return self._ask(self._opening(), self.plan.first + self.plan.random + 2)
         gained = self.best_us < self.best_before * (1 - NOISE)
         self.without_gain = 0 if gained else self.without_gain + 1
         self.best_before = min(self.best_before, self.best_us)
@@ -142,7 +143,8 @@ class CaseSearch:
     def _opening(self) -> list[str]:
         problem = self.case.problem
         first = list(space.ranked_keys(problem, self.constants))
-        chosen = [self.default_key, *first[: self.plan.first]]
+        taken = space.with_carveout(self.case.tile, 0)
+        chosen = [self.default_key, space.key_of(taken), *first[: self.plan.first]]
         chosen += [space.key_of(t) for t in space.sample(problem, self.plan.random, self.key)]
         return chosen + first
 

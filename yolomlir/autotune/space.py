@@ -98,6 +98,12 @@ def tile_of(family: str, key: str) -> Tile:
         ) from error
 
 
+def tile_in(family: str, tile: ir.Attribute) -> Tile:
+    """Of a `yolo.tile` dictionary. Raises UserError for one of another family or version."""
+    options = (f"{option.name}={int(option.attr.value)}" for option in ir.DictAttr(tile))
+    return tile_of(family, ",".join(options))
+
+
 def attribute(tile: Tile) -> ir.Attribute:
     """The `yolo.tile` dictionary of a tile, in the current context."""
     return conv2d_kinds.attribute_of(tile)

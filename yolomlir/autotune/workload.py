@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from yolomlir.autotune import signature
-from yolomlir.autotune.space import Problem, problem_of
+from yolomlir.autotune import signature, space
+from yolomlir.autotune.space import Problem, Tile, problem_of
 from yolomlir.bindings import ir
+from yolomlir.codegen.gpu.tile import TILE
 from yolomlir.compiler import CompileOptions, _import, _lower, _optimize
 from yolomlir.diagnostics import UnsupportedError, UserError
 from yolomlir.dialects import yolo
@@ -24,7 +25,8 @@ class Case:
     """One function to tune.
 
     text: of the function at the linalg level, without locations and tile. yolo_text, signature: of
-    it at the `yolo` level (see `signature.py`). steps: the plan's launches of it.
+    it at the `yolo` level (see `signature.py`). steps: the plan's launches of it. tile: that a
+    compile takes.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Case:
     signature: str
     problem: Problem
     steps: tuple[Step, ...]
+    tile: Tile
 
     @property
     def count(self) -> int:
@@ -116,12 +119,15 @@ def _case(
     workload: Workload,
 ) -> Case | None:
     """None for a family whose tiles nobody has listed: its kernels keep their defaults."""
-    if "yolo.tile" in function.attributes:
-        del function.attributes["yolo.tile"]
+    chosen = None
+    if TILE in function.attributes:
+        chosen = function.attributes[TILE]
+        del function.attributes[TILE]
     try:
         problem = problem_of(function, workload.target, workload.precision)
     except UnsupportedError as error:
         logger.info("%s is not tuned: %s", name, error)
         return None
+    tile = space.tile_in(problem.family, chosen) if chosen else space.default(problem)
     text = str(function.get_asm(use_local_scope=True, enable_debug_info=False))
-    return Case(name, text, described[0], described[1], problem, steps)
+    return Case(name, text, described[0], described[1], problem, steps, tile)
