@@ -20,6 +20,7 @@ from yolomlir.remarks import remark
 from yolomlir.target import Target
 
 if TYPE_CHECKING:
+    from yolomlir.codegen.gpu.attention_problem import AttentionShape
     from yolomlir.codegen.gpu.chain_tile import ChainShape
     from yolomlir.codegen.gpu.conv_problem import ConvShape
 
@@ -125,11 +126,13 @@ class _Known:
         from yolomlir.autotune.space import attribute
 
         family = yolo.string(function, FAMILY)
-        shape: ConvShape | ChainShape | None = None
+        shape: ConvShape | ChainShape | AttentionShape | None = None
         if family == naming.CHAIN:
             shape = chain_shape(function)
         elif family == naming.CONV2D:
             shape = conv_shape(function)
+        elif family == naming.ATTENTION:
+            shape = attention_shape(function)
         found = self._lookup.find(function, shape)
         if found is None:
             return None
@@ -184,6 +187,22 @@ def _geometry(conv: ir.Operation, *, copied: bool = True) -> ConvShape:
     return ConvShape(
         batch, height, width, channels, out_h, out_w, out, kernel_h, kernel_w,
         stride_h, stride_w, top, left, source_vector=min(vectors, default=element.chunk),
+        dtype=element.name,
+    )  # fmt: skip
+
+
+def attention_shape(function: ir.Operation) -> AttentionShape:
+    """What the tile of an `attention` function at the `yolo` level depends on."""
+    from yolomlir.codegen.gpu.attention_problem import AttentionShape
+    from yolomlir.codegen.gpu.element import FLOAT16, FLOAT32
+
+    ops = operations(function.regions[0].blocks[0])
+    op = next(op for op in ops if op.name == "yolo.attention")
+    batch, _, height, width = yolo.shape_of(op.operands[0])
+    heads, key_dim, head_dim = (yolo.integer(op, k) for k in ("heads", "key_dim", "head_dim"))
+    element = FLOAT16 if yolo.element_of(op.operands[0]) == "f16" else FLOAT32
+    return AttentionShape(
+        batch, height, width, heads, key_dim, head_dim, yolo.real(op, "scale"), None,
         dtype=element.name,
     )  # fmt: skip
 

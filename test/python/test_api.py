@@ -409,6 +409,6 @@ def test_a_closed_model_says_so(checkpoint_file) -> None:
 @pytest.mark.parametrize("weights", [None, 3, b"m.safetensors", "", [], np.zeros(3)], ids=repr)
 def test_what_is_no_path_is_refused(weights: object) -> None:
     with pytest.raises(UserError, match=r"^weights is .*; expected a \.safetensors"):
-        yolomlir.compile(weights, target="cpu")  # type: ignore[arg-type]
+        yolomlir.compile(weights, target="cpu")  # type: ignore[arg-type]  # what is refused
     with pytest.raises(UserError, match=r"^path is .*; expected a \.ylm file"):
-        yolomlir.load(weights)  # type: ignore[arg-type]
+        yolomlir.load(weights)  # type: ignore[arg-type]  # what is refused

@@ -191,6 +191,41 @@ def test_a_tile_measured_with_another_image_size_serves(
     assert statistics == {"from_shipped" if known else "from_rule": 1}
 
 
+ATTENTION = """
+!t = tensor<1x256xSIDExf32, #yolo.layout<"nhwc">>
+!r = tensor<1x128xSIDExf32, #yolo.layout<"nhwc">>
+module attributes {yolo.precision = "tf32"} {
+  func.func @main(%x: !t) -> !r {
+    %0 = func.call @attend(%x) {yolo.dispatch} : (!t) -> !r
+    return %0 : !r
+  }
+  func.func private @attend(%x: !t) -> !r attributes {yolo.family = "attention"} {
+    %0 = "yolo.attention"(%x) {heads = 2 : i64, key_dim = 32 : i64, head_dim = 64 : i64,
+        scale = 0.18 : f64} : (!t) -> !r
+    return %0 : !r
+  }
+}
+"""
+
+
+def test_attention_s_tile_is_judged_by_the_keys_of_an_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What holds all keys in one step has no registers for the next ones of a larger image."""
+    tile = "query_tiles=2,key_tiles=4,warps=8,cluster=2"
+    name = described(ATTENTION.replace("SIDE", "20x20"))[1]
+    table = table_of("sm_90", "GPU", "measured", [("tf32", name, TableEntry(tile, 1.0, 2.0))])
+    monkeypatch.setattr(tables, "shipped", lambda target: table)
+    found = {}
+    for side in ("16x20", "20x20", "25x25", "27x27"):
+        with yolo.new_context(), ir.Location.unknown():
+            module = ir.Module.parse(ATTENTION.replace("SIDE", side))
+            context = PassContext(weights=AbstractWeights(), target=target_named("sm_90"))
+            AssignTiles().run(module, context)
+            found[side] = "yolo.tile" in function_of(module).attributes
+    assert found == {"16x20": True, "20x20": True, "25x25": False, "27x27": False}
+
+
 def test_a_predicted_tile_serves_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
     ship(monkeypatch, SHIPPED, images=8, kind="predicted")
     assert assigned(images=8)[1] == {"from_shipped": 1}

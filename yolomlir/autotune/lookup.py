@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from yolomlir.autotune import database, signature, space, tables
 from yolomlir.autotune.database import Database
 from yolomlir.bindings import ir
-from yolomlir.codegen.gpu import chain_tile, conv2d_kinds
+from yolomlir.codegen.gpu import attention_problem, chain_tile, conv2d_kinds
+from yolomlir.codegen.gpu.attention_problem import AttentionShape
 from yolomlir.codegen.gpu.chain_tile import ChainShape
 from yolomlir.codegen.gpu.conv_problem import ConvShape
 from yolomlir.diagnostics import UserError
@@ -32,12 +33,13 @@ class Lookup:
     _databases: list[Database] | None = field(default=None, init=False)
 
     def find(
-        self, function: ir.Operation, shape: ConvShape | ChainShape | None
+        self, function: ir.Operation, shape: ConvShape | ChainShape | AttentionShape | None
     ) -> tuple[space.Tile, str] | None:
         """The tile of a function at the `yolo` level, and where it is from; None where unknown.
 
-        shape: of a convolution or a chain, by which the tile is judged: one that is not legal (any
-        more) is passed over, with a line in the debug log.
+        shape: of a convolution, a chain or attention, by which the tile is judged: one that is not
+        legal (any more, or here) is passed over, with a line in the debug log. Tiles of the other
+        families do for maps of any size.
         """
         for key, source in self._candidates(function):
             try:
@@ -48,6 +50,8 @@ class Lookup:
             reason = None
             if isinstance(shape, ChainShape):
                 reason = chain_tile.objection(tile, shape, self.target, self.precision)
+            elif isinstance(shape, AttentionShape):
+                reason = attention_problem.objection(tile, shape, self.target, self.precision)
             elif shape is not None:
                 reason = conv2d_kinds.objection(tile, shape, self.target, self.precision)
             if reason is None:

@@ -69,8 +69,8 @@ def predict(workload: Workload) -> Prediction:
     """Every launch of a workload on its target's GPU, with the tiles that a compile would take."""
     by_case = {}
     for name, case in workload.cases.items():
-        tile = case.tile
-        by_case[name] = (space.key_of(tile), _time(case, workload.precision, tile))
+        us = _time(case, workload.precision, case.tile)
+        by_case[name] = (space.key_of(case.tile), us)
     steps = []
     for step in workload.plan.steps:
         if step.kernel not in by_case:

@@ -25,6 +25,7 @@ from yolomlir.codegen.gpu.attention_problem import (
     AttentionShape,
     AttentionTile,
     default_tile,
+    misfit,
     parse,
     shared_bytes,
     tiles,
@@ -62,7 +63,6 @@ Value: TypeAlias = ir.Value
 
 
 def _check(shape: AttentionShape, tile: AttentionTile, target: Target, name: str) -> None:
-    bytes_ = shared_bytes(shape, tile)
     least = 4 * shape.element.chunk  # a lane's 16 bytes of a key
     if shape.key_dim % least or shape.head_dim not in (32, 64, 128) or shape.scale <= 0:
         raise UnsupportedError(
@@ -70,22 +70,8 @@ def _check(shape: AttentionShape, tile: AttentionTile, target: Target, name: str
             f"{shape.scale}; expected a multiple of {least}, one of 32, 64, 128, and more than 0",
             where=name,
         )
-    if tile.key_tiles % shape.tiles_a_product:
-        raise UnsupportedError(
-            f"{tile}; products of {shape.dtype} take {shape.tiles_a_product} tiles of keys",
-            where=name,
-        )
-    if tile.cluster not in ((1, 2, 4, 8) if target.clusters else (1,)):
-        raise UnsupportedError(
-            f"{tile}; {target.name} has {'clusters of 2, 4 or 8' if target.clusters else 'none'}",
-            where=name,
-        )
-    if bytes_ > target.shared_memory_bytes:
-        raise UnsupportedError(
-            f"{tile} needs {bytes_} bytes of shared memory; {target.name} has "
-            f"{target.shared_memory_bytes}",
-            where=name,
-        )
+    if (reason := misfit(tile, shape, target)) is not None:
+        raise UnsupportedError(f"{tile}: {reason}", where=name)
 
 
 # ---- the kernel ---------------------------------------------------------------------------------

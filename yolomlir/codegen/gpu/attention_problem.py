@@ -141,6 +141,27 @@ def _fits(shape: AttentionShape, tile: AttentionTile, precision: str) -> bool:
     return 56 + queries + tile.key_tiles * each * loops <= min(255, 65536 // (32 * tile.warps))
 
 
+def objection(
+    tile: AttentionTile, shape: AttentionShape, target: Target, precision: str
+) -> str | None:
+    """Why a tile is not to be taken for a shape, perhaps one of other images; None where it may."""
+    if (reason := misfit(tile, shape, target)) is not None:
+        return reason
+    return None if _fits(shape, tile, precision) else "a thread has too few registers"
+
+
+def misfit(tile: AttentionTile, shape: AttentionShape, target: Target) -> str | None:
+    """Why no kernel can be made of a tile; None where one can."""
+    if tile.key_tiles % shape.tiles_a_product:
+        return f"products of {shape.dtype} take {shape.tiles_a_product} tiles of keys"
+    if tile.cluster not in ((1, 2, 4, 8) if target.clusters else (1,)):
+        return f"{target.name} has {'clusters of 2, 4 or 8' if target.clusters else 'none'}"
+    needed = shared_bytes(shape, tile)
+    if needed > target.shared_memory_bytes:
+        return f"{needed} bytes of shared memory; {target.name} has {target.shared_memory_bytes}"
+    return None
+
+
 def shared_bytes(shape: AttentionShape, tile: AttentionTile) -> int:
     """Every warp's sums, and its maximum and total a query; in a cluster, also every block's of
     the queries that this one finishes, and a barrier."""
@@ -191,4 +212,13 @@ def parse(function: ir.Operation) -> AttentionShape:
 _INTEGERS = ("heads", "key_dim", "head_dim")
 
 
-__all__ = ["AttentionShape", "AttentionTile", "default_tile", "parse", "shared_bytes", "tiles"]
+__all__ = [
+    "AttentionShape",
+    "AttentionTile",
+    "default_tile",
+    "misfit",
+    "objection",
+    "parse",
+    "shared_bytes",
+    "tiles",
+]
